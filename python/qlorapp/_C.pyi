@@ -114,6 +114,9 @@ class CausalLM:
     def named_weights(self) -> list[typing.Any]:
         """[(name in a checkpoint, tensor or QuantizedTensor)] of the frozen base."""
     @property
+    def body(self) -> str:
+        """Path of the decoder: "model", or "model.language_model" of a wrapper."""
+    @property
     def tied(self) -> bool: ...
     @property
     def vocab_size(self) -> int: ...
@@ -511,6 +514,9 @@ def warped_logits(logits: torch.Tensor, seen: collections.abc.Sequence[torch.Ten
 
 def why_unsupported(config_json: str) -> str:
     """The line that refuses a sound config that the engine does not compute; empty if there is none."""
+
+def wrapped_architectures() -> list[str]:
+    """Of checkpoints whose part for text is of a native family."""
 
 def write_loss_svg(folder: str, log_history: str) -> None:
     """loss.svg of transformers' log_history, as JSON."""

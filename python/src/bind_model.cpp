@@ -261,8 +261,9 @@ void bind_model(py::module_& m) {
           },
           "Paths of the linear layers in the module tree, in the order of the model.")
       .def("named_weights", &named_weights, "[(name in a checkpoint, tensor or QuantizedTensor)] of the frozen base.")
-      .def_property_readonly("body", [](const CausalLM& self) { return self.config().body().substr(0, self.config().body().size() - 1); },
-                             "Path of the decoder: \"model\", or \"model.language_model\" of a wrapper.")
+      .def_property_readonly(
+          "body", [](const CausalLM& self) { return self.config().body().substr(0, self.config().body().size() - 1); },
+          "Path of the decoder: \"model\", or \"model.language_model\" of a wrapper.")
       .def_property_readonly("tied", [](const CausalLM& self) { return self.config().tie_word_embeddings; })
       .def_property_readonly("vocab_size", [](const CausalLM& self) { return self.config().vocab_size; })
       .def_property_readonly("eos_token_ids", [](const CausalLM& self) { return self.config().eos_token_ids; })

@@ -13,8 +13,8 @@
 #include "core/printable.hpp"
 #include "format/config_json.hpp"
 #include "json/python_json.hpp"
-#include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/core/log.hpp"
+#include "qlorapp/format/model_layout.hpp"
 
 namespace qlorapp {
 namespace {
@@ -282,7 +282,8 @@ LoraConfig LoraConfig::for_text_of(const format::ModelConfig& model) const {
   if (model.wrapper == nullptr || fits || (layers_pattern && !is_listed(*layers_pattern, "layers"))) return own;
   const auto escaped = [](std::string_view text) {
     std::string pattern;
-    for (const char c : text) pattern += std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' ? std::string(1, c) : std::string{'\\', c};
+    for (const char c : text)
+      pattern += std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' ? std::string(1, c) : std::string{'\\', c};
     return pattern;
   };
   const auto one_of = [](const std::vector<std::string>& parts) {

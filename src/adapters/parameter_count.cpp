@@ -29,7 +29,8 @@ ParameterCount count_parameters(const format::ModelConfig& model, const LoraConf
     count.trainable += lora.rank_of(layer.module) * (layer.shape[0] + layer.shape[1]) + (lora.use_dora ? layer.shape[0] : 0);
   }
   QLORAPP_CHECK_VALUE(count.trainable > 0, "[lora] target_modules names no linear layer of this model.");
-  const int64_t tables = static_cast<int64_t>(lora.saves(format::embedding_module(model))) + static_cast<int64_t>(lora.saves(format::kHeadModule));
+  const int64_t tables =
+      static_cast<int64_t>(lora.saves(format::embedding_module(model))) + static_cast<int64_t>(lora.saves(format::kHeadModule));
   const bool shared = model.tie_word_embeddings && lora.ensure_weight_tying && tables > 0;
   count.trainable += (shared ? 1 : tables) * model.vocab_size * model.hidden_size;
   count.all += count.trainable;

@@ -155,8 +155,8 @@ std::string misspelled(std::string_view key) {
 
 void refuse_misspelled(const std::string& where, const std::string& key) {
   const std::string meant = misspelled(key);
-  QLORAPP_CHECK_FORMAT(meant.empty(), "[{}] {} is not a key of a model.{} Correct it, or remove it: its value has no effect.", where,
-                       printable(key), meant);
+  QLORAPP_CHECK_FORMAT(meant.empty(), "[{}] {} is not a key of a model.{} Correct it, or remove it: its value has no effect.",
+                       where, printable(key), meant);
 }
 
 bool changes_nothing(std::string_view key) {
@@ -166,10 +166,11 @@ bool changes_nothing(std::string_view key) {
 /// Two names of one function each.
 void check_activation(JsonFields& fields, const Family& family) {
   const bool silu = family.activation == Activation::kSilu;
-  for (const char* key : {"hidden_act", "hidden_activation"}) {
+  for (const std::string_view key : {"hidden_act", "hidden_activation"}) {
     const auto act = fields.text(key);
-    // "gelu" in Gemma's files means its form with tanh, as transformers reads it.
-    if (!act || (silu ? *act == "silu" || *act == "swish" : *act == "gelu" || *act == "gelu_pytorch_tanh")) continue;
+    // In the files of Gemma 1 hidden_act "gelu" means the form with tanh, as transformers reads it; hidden_activation means what it says.
+    const bool is_tanh = act == "gelu_pytorch_tanh" || (act == "gelu" && key == "hidden_act");
+    if (!act || (silu ? *act == "silu" || *act == "swish" : is_tanh)) continue;
     refuse(fields, family, key, message("must be {}", silu ? "silu" : "gelu_pytorch_tanh"), Json(*act));
   }
 }

@@ -48,7 +48,8 @@ std::string name_in_memory(const ModelConfig& config, std::string_view name) {
 void complete_names(ModelFolder& model) {
   TensorFiles& files = model.tensors;
   const std::string table = embedding_module(model.config) + ".weight";
-  if (model.config.wrapper == nullptr && (files.find(table) != nullptr || files.find(table.substr(kBody.size())) == nullptr)) return;
+  if (model.config.wrapper == nullptr && (files.find(table) != nullptr || files.find(table.substr(kBody.size())) == nullptr))
+    return;
   std::vector<std::string> names;
   for (const TensorLocation& location : files.tensors()) {
     const std::string& name = location.tensor->name;
@@ -73,7 +74,8 @@ void settle_tables(ModelFolder& model) {
   const TensorLocation* const head = files.find(kHeadTable);
   if (!model.config.tie_word_embeddings || head == nullptr) return;
   const std::string table = embedding_module(model.config) + ".weight";
-  if (files.find(table) == nullptr) return files.rename(std::array{std::string(kHeadTable)}, [&](const std::string&) { return table; });
+  if (files.find(table) == nullptr)
+    return files.rename(std::array{std::string(kHeadTable)}, [&](const std::string&) { return table; });
   if (!has_two_tables(files, model.config)) return;
   model.config.tie_word_embeddings = false;
   log_warning_once(

@@ -173,8 +173,9 @@ void TensorFiles::rename(std::span<const std::string> names, const std::function
   std::sort(tensors_.begin(), tensors_.end(), before);
   const auto twice = std::adjacent_find(tensors_.begin(), tensors_.end(),
                                         [](const auto& a, const auto& b) { return a.tensor->name == b.tensor->name; });
-  QLORAPP_CHECK_FORMAT(twice == tensors_.end(), "[{}] a tensor must be there once; {} is there under two names. Save the model again.",
-                       folder_, printable(twice == tensors_.end() ? "" : twice->tensor->name));
+  QLORAPP_CHECK_FORMAT(twice == tensors_.end(),
+                       "[{}] a tensor must be there once; {} is there under two names. Save the model again.", folder_,
+                       printable(twice == tensors_.end() ? "" : twice->tensor->name));
 }
 
 void TensorFiles::read(std::string_view name, int64_t offset, std::span<std::byte> into) const {

@@ -49,7 +49,8 @@ const Wrapper* wrapper_of(const Json& config) {
   const auto has = [&](std::string_view architecture) {
     const std::string body = message("{}Model", architecture.substr(0, architecture.find("ForConditionalGeneration")));
     const Json names = config.value("architectures", Json());
-    return names.is_array() && std::any_of(names.begin(), names.end(), [&](const Json& n) { return n == architecture || n == body; });
+    return names.is_array() &&
+           std::any_of(names.begin(), names.end(), [&](const Json& n) { return n == architecture || n == body; });
   };
   const Json type = config.value("model_type", Json()), names = config.value("architectures", Json());
   for (const Wrapper& wrapper : kWrappers) {
@@ -98,7 +99,8 @@ TextPart text_part(Json config, std::string where) {
   };
   text["tie_word_embeddings"] = says(config, wrapper->ties_tables) || (!wrapper->ties_tables && says(text, false));
   for (const char* key : {"architectures", "vision_config", "audio_config"}) text.erase(key);
-  if (!nested || !is_set(text, "model_type") || text["model_type"] == wrapper->own_text_type) text["model_type"] = wrapper->text_type;
+  if (!nested || !is_set(text, "model_type") || text["model_type"] == wrapper->own_text_type)
+    text["model_type"] = wrapper->text_type;
   // Three axes of positions are one where there are no images.
   for (const char* rope : {"rope_scaling", "rope_parameters"}) {
     if (wrapper->own_text_type.empty() || !text.contains(rope) || !text[rope].is_object()) continue;

@@ -27,8 +27,8 @@ class Loader {
     options_.compute_dtype = dtype_on(gpu_architecture(options.device), options.compute_dtype);
     if (!model_.other_parts.empty()) {
       log_info(message("[load] {} is a {}: its text is computed here ({} of the family {}). Not read here: {}.", folder,
-                       config_.wrapper->architecture, config_.body().substr(0, config_.body().size() - 1), config_.family->model_type,
-                       joined(model_.other_parts)));
+                       config_.wrapper->architecture, config_.body().substr(0, config_.body().size() - 1),
+                       config_.family->model_type, joined(model_.other_parts)));
     }
   }
 

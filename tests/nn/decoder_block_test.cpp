@@ -238,14 +238,16 @@ TEST_CASE("a stream that is stored times a power of two has the same output and 
   const Keep keep = GENERATE(Keep::kEverything, Keep::kInputOnly);
   const at::Device device = GENERATE(from_range(tiny::devices()));
   const auto [name, option] = GENERATE(from_range(options()));
-  const auto [block, dense] = tiny::make_block(at::kFloat, {true, true, true, true, true, true, true}, 4, 0.0, tiny::kShape, option);
+  const auto [block, dense] =
+      tiny::make_block(at::kFloat, {true, true, true, true, true, true, true}, 4, 0.0, tiny::kShape, option);
   if (dense.input_norm.empty()) return;  // its parts read the stream as it is
   const StepContext context = tiny::make_context(kRows, tiny::kShape, dense.rotary.width);
   const at::Tensor x = at::randn({17, 48}), dy = at::randn({17, 48});
   CAPTURE(name, device, static_cast<int>(keep));
   const reference::Matrix expected = reference::forward(dense, tiny::matrix(x), tiny::reference_rows(context));
   const auto oracle = reference::backward(dense, tiny::matrix(x), tiny::reference_rows(context), tiny::matrix(dy));
-  const Run ours = run(tiny::on(device, scaled(block)), tiny::on(device, context), (x / 128).to(device), (dy * 128).to(device), keep);
+  const Run ours =
+      run(tiny::on(device, scaled(block)), tiny::on(device, context), (x / 128).to(device), (dy * 128).to(device), keep);
   REQUIRE(tiny::relative_error(ours.y * 128, expected) < 5e-6);
   REQUIRE(tiny::relative_error(ours.dx / 128, oracle.x) < 5e-6);
   for (size_t i = 0; i < 7; ++i) {
@@ -268,8 +270,10 @@ TEST_CASE("a stream beyond float16's largest number is held if it is stored time
   const auto on_device = [&](const at::Tensor& tensor) { return tensor.to(at::kHalf).to(device); };
   const Run plain = run(tiny::on(device, block), tiny::on(device, context), on_device(x), on_device(dy), Keep::kEverything);
   REQUIRE(!plain.y.isfinite().all().item<bool>());
-  const Run held = run(tiny::on(device, scaled(block)), tiny::on(device, context), on_device(x / 128), on_device(dy * 128), Keep::kEverything);
-  REQUIRE(tiny::relative_error(held.y.to(at::kDouble) * 128, reference::forward(dense, tiny::matrix(x), tiny::reference_rows(context))) < 5e-3);
+  const Run held =
+      run(tiny::on(device, scaled(block)), tiny::on(device, context), on_device(x / 128), on_device(dy * 128), Keep::kEverything);
+  REQUIRE(tiny::relative_error(held.y.to(at::kDouble) * 128,
+                               reference::forward(dense, tiny::matrix(x), tiny::reference_rows(context))) < 5e-3);
   REQUIRE(held.dx.isfinite().all().item<bool>());
   for (size_t i = 0; i < 7; ++i) REQUIRE(held.gradients[i].b.isfinite().all().item<bool>());
 }

@@ -39,16 +39,10 @@ def gpt2():
 
 
 def gemma3():
-    """A language model inside of one that reads images."""
-    text = {**SIZES, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16}
-    vision = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "image_size": 28,
-        "patch_size": 14,
-    }
+    """A language model inside of one that reads images, with an activation that C++ does not compute."""
+    text = {**SIZES, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16, "hidden_activation": "gelu"}
+    vision = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 28,
+              "patch_size": 14}  # fmt: skip
     config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=120,
                                        boi_token_index=121, eoi_token_index=122)  # fmt: skip
     return transformers.Gemma3ForConditionalGeneration(config)

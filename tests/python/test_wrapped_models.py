@@ -8,9 +8,9 @@ import logging
 import peer
 import pytest
 import torch
-import transformers
 
-bitsandbytes = pytest.importorskip("bitsandbytes")
+pytest.importorskip("bitsandbytes")
+import bitsandbytes
 import peft
 import qlorapp
 from engine_checks import NF4, assert_same_pass, base, losses_and_gradients, reasons, with_lora
@@ -38,9 +38,9 @@ def load(folder, four_bit=True, **options):
 
 
 def test_every_wrapper_is_here():
-    assert {type(write_config()).__name__.replace("Config", "ForConditionalGeneration") for write_config in WRAPPED.values()} == set(
-        _C.wrapped_architectures()
-    )
+    assert {
+        type(write_config()).__name__.replace("Config", "ForConditionalGeneration") for write_config in WRAPPED.values()
+    } == set(_C.wrapped_architectures())
 
 
 def test_text_is_computed_by_the_engine_as_by_transformers(setting, caplog):
@@ -121,7 +121,9 @@ def test_the_command_trains_an_adapter_that_peft_loads(setting):
     assert ours.item() == pytest.approx(expected.item(), rel=1e-5)
     if lora:
         return  # a whole table is merged, too, which test_merge shows
-    peer.run_cli("merge", "--model", folder / "float", "--adapter", folder / "run", "--output", folder / "merged", "--dtype", "float32")
+    peer.run_cli(
+        "merge", "--model", folder / "float", "--adapter", folder / "run", "--output", folder / "merged", "--dtype", "float32"
+    )
     merged = type(base(model)).from_pretrained(folder / "merged", dtype=torch.float32).state_dict()
     untouched = type(base(model)).from_pretrained(folder / "float", dtype=torch.float32)
     for key, value in peft.PeftModel.from_pretrained(untouched, folder / "run").merge_and_unload().state_dict().items():
@@ -136,7 +138,10 @@ def test_a_folder_in_four_bits_goes_both_ways(setting):
         again = load(folder / name, four_bit=False)
         reference = peer.load_4bit(folder / name)
         with torch.no_grad():
-            ours, expected = (m(**batch()).logits[batch()["attention_mask"] == 1] for m in (again, dequantized(again, reference_of(reference, theirs))))
+            ours, expected = (
+                m(**batch()).logits[batch()["attention_mask"] == 1]
+                for m in (again, dequantized(again, reference_of(reference, theirs)))
+            )
         assert relative(ours, expected) <= 1e-5, name
         for path, parameter in theirs.named_parameters():
             if "language_model" not in path and not path.startswith("lm_head"):
@@ -149,7 +154,9 @@ def reference_of(four_bit, theirs):
     with torch.no_grad():
         for path, module in four_bit.named_modules():
             if isinstance(module, bitsandbytes.nn.Linear4bit):
-                model.get_submodule(path).weight.copy_(bitsandbytes.functional.dequantize_4bit(module.weight.data, module.weight.quant_state))
+                model.get_submodule(path).weight.copy_(
+                    bitsandbytes.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
+                )
     return model
 
 

@@ -7,7 +7,14 @@ import transformers
 SIZES = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
 IMAGE, START, END = 120, 121, 122
-EYES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 28, "patch_size": 14}
+EYES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 14,
+}
 QWEN_EYES = {"depth": 1, "num_heads": 4, "patch_size": 14}
 QWEN_IDS = {"image_token_id": IMAGE, "video_token_id": 119, "vision_start_token_id": START, "vision_end_token_id": END}
 AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
@@ -15,7 +22,9 @@ AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
 
 def _pixtral(kind, text):
     eyes = {**EYES, "model_type": "pixtral", "head_dim": 16, "image_size": 56}
-    return transformers.Mistral3Config(text_config={**SIZES, **text, "model_type": kind}, vision_config=eyes, image_token_index=IMAGE)
+    return transformers.Mistral3Config(
+        text_config={**SIZES, **text, "model_type": kind}, vision_config=eyes, image_token_index=IMAGE
+    )
 
 
 #: {name: its config}

@@ -55,7 +55,9 @@ def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesCo
     others = other_parts(model, core.body)
     if others:
         load_other_parts(folder, model, core.body, core.dtype, core.device)
-        _log.info("[from_pretrained] transformers computes %s, on calls with images; C++ computes text alone.", ", ".join(others))
+        _log.info(
+            "[from_pretrained] transformers computes %s, on calls with images; C++ computes text alone.", ", ".join(others)
+        )
     for path, weight in core.named_weights():
         owner, _, kind = path.rpartition(".")
         module = model.get_submodule(owner)

@@ -62,10 +62,9 @@ def beside_text(engine: Engine, given: dict[str, Any]) -> str:
     for name, value in given.items():
         if name in _READ or value is None or value is False or (isinstance(value, (dict, list, tuple)) and not value):
             continue
-        if engine.core.body != "model":
-            if name.startswith("vision_feature_") or (name in _MARKS and not bool(value.any())):
-                continue
-        return name
+        of_wrapper = name.startswith("vision_feature_") or (name in _MARKS and not bool(value.any()))
+        if engine.core.body == "model" or not of_wrapper:
+            return name
     return ""
 
 
