@@ -270,10 +270,37 @@ std::vector<Example> RowEncoder::encode_messages(const Row& row, const std::stri
 
   std::vector<Example> out;
   for (const TrainedText& text : texts) {
-    const Encoding encoding = tokens_of(text.text, false, where);
+    const Encoding encoding = by_turn ? served_tokens(text, where) : tokens_of(text.text, false, where);
     Example& example = out.emplace_back();
     if (!by_turn && text.trained.front().begin == 0) example = {encoding.ids, encoding.ids};
     else label(encoding, text.trained, example, where);
+  }
+  return out;
+}
+
+Encoding RowEncoder::served_tokens(const TrainedText& text, const std::string& where) {
+  Encoding whole = tokens_of(text.text, false, where);
+  if (text.trained.empty() || whole.ranges.size() != whole.ids.size()) return whole;
+  const std::size_t begin = text.trained.back().begin;
+  const auto across = std::find_if(whole.ranges.begin(), whole.ranges.end(),
+                                   [&](const TextRange& token) { return token.begin < begin && begin < token.end; });
+  if (across == whole.ranges.end() ||
+      !unicode::strip(std::string_view(text.text).substr(across->begin, across->end - across->begin)).empty())
+    return whole;
+  const std::string_view both = text.text;
+  Encoding out = tokens_of(both.substr(0, begin), false, where);
+  const Encoding answer = tokens_of(both.substr(begin), false, where);
+  for (std::size_t i = 0; i < answer.ids.size(); ++i) {
+    // A tokenizer that puts a space in front of every text cannot encode the answer alone.
+    if (i > 0 && answer.ranges[i].begin < answer.ranges[i - 1].end &&
+        unicode::strip(both.substr(begin, answer.ranges[i].end)).empty())
+      return whole;
+    out.ids.push_back(answer.ids[i]);
+    out.ranges.push_back({answer.ranges[i].begin + begin, answer.ranges[i].end + begin});
+  }
+  if (out.ids.size() > most_) {
+    out.ids.resize(most_);
+    out.ranges.resize(most_);
   }
   return out;
 }

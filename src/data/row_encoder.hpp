@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "answers.hpp"
 #include "qlorapp/data/dataset.hpp"
 #include "qlorapp/text/text_tools.hpp"
 #include "row_message.hpp"
@@ -52,6 +53,9 @@ class RowEncoder {
   void check_written(std::span<const Message> messages, const ChatOptions& options, const std::vector<std::size_t>& texts,
                      std::size_t trained, const std::string& where);
   [[nodiscard]] Encoding tokens_of(std::string_view text, bool add_special_tokens, const std::string& where);
+  /// The tokens of a sample. White space at the end of the last answer's header and at its own beginning may be one token, which no server
+  /// sends and no model answers: then header and answer are encoded apart.
+  [[nodiscard]] Encoding served_tokens(const TrainedText& text, const std::string& where);
   /// Labels the tokens that hold a byte of one of `trained`, which are sorted and disjoint.
   /// @throws FormatError where the tokenizer does not tell which bytes a token has.
   void label(const Encoding& encoding, const std::vector<TextRange>& trained, Example& out, const std::string& where);

@@ -58,7 +58,13 @@ def data(tmp_path_factory):
 def sources(data):
     """Templates under their names; a comment in front of each hides those that TRL knows."""
     built_in = {name: source for name, source in reversed(data.probe.ask("templates")) if "{SYSTEM}" not in source}
-    of_trl = {"DeepSeek R1 distill": "deepseek_r1_distill", "GLM 4 MoE": "glm4moe", "Qwen 3": "qwen3", "Gemma 3": "gemma3"}
+    of_trl = {
+        "DeepSeek R1 distill": "deepseek_r1_distill",
+        "GLM 4 MoE": "glm4moe",
+        "Qwen 3": "qwen3",
+        "Gemma 3": "gemma3",
+        "Qwen 3.6": "qwen3_6",
+    }
     files = {name: (chat_template_utils._CHAT_TEMPLATES_DIR / f"{file}.jinja").read_text() for name, file in of_trl.items()}
     return {name: "{#- other -#}" + source for name, source in (built_in | files).items()}
 
@@ -116,6 +122,7 @@ def test_rows_are_those_of_the_command(data, sources, name):
         many = many[:30]
     if name == "gemma3":
         many = [[m for m in turns if m["role"] != "system"] for turns in many]
+    many.append([user("q"), assistant("\n\nyes"), user("r"), assistant("\n no")])
     for turns in many:
         want = data.read([{"messages": turns}], chat=name, assistant_only_loss=True)["examples"]
         got = rows_of(tokenizer, [{"messages": turns}])
@@ -124,7 +131,9 @@ def test_rows_are_those_of_the_command(data, sources, name):
         assert [row["assistant_masks"] for row in got] == masks, turns
 
 
-@pytest.mark.parametrize("name", ["zephyr", "Qwen 3", "GLM 4 MoE", "DeepSeek R1 distill", "Gemma 3", "mistral-v3-tekken"])
+@pytest.mark.parametrize(
+    "name", ["zephyr", "Qwen 3", "Qwen 3.6", "GLM 4 MoE", "DeepSeek R1 distill", "Gemma 3", "mistral-v3-tekken"]
+)
 def test_each_answer_stands_behind_the_text_that_a_server_sends(data, sources, name):
     tokenizer = tokenizer_of(data, sources[name])
     many = [*conversations(12, name), *(THINKING[k] for k in ("thoughts in every answer", "thoughts once", "no thoughts"))]
@@ -165,6 +174,17 @@ def test_a_thought_that_the_prompt_opens_is_trained_behind_it(data, sources, mes
     assert "".join(trained) == text[len(head) :]
     rows = rows_of(tokenizer, [{"messages": [user("q"), message, user("r"), message]}])
     assert len(rows) == 2 and "hm" not in pieces(tokenizer, rows[1])[0].partition("<｜User｜>r")[0]
+
+
+def test_the_header_has_the_tokens_that_a_server_sends(data, sources):
+    """Behind "<think>\\n", an answer without thoughts begins with another line feed."""
+    tokenizer = tokenizer_of(data, sources["Qwen 3.6"])
+    (row,) = rows_of(tokenizer, [{"messages": [user("q"), assistant("yes")]}])
+    head = tokenizer.apply_chat_template([user("q")], tokenize=False, add_generation_prompt=True)
+    assert head.endswith("<think>\n") and data.theirs.encode("\n\n").ids != data.theirs.encode("\n").ids * 2
+    ids = data.ids(head, special=False)
+    assert row["input_ids"][: len(ids)] == ids and row["assistant_masks"].index(1) == len(ids)
+    assert pieces(tokenizer, row)[1] == ["\n</think>\n\nyes<|im_end|>"]
 
 
 def test_a_turn_without_an_end_of_its_own_ends_in_the_next_header(data, sources):

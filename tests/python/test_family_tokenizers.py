@@ -13,6 +13,7 @@ import time
 import conftest
 import family_tokenizers
 import pytest
+import transformers
 from data_probe import DataProbe, ProbeError
 from test_llama2_tokenizers import PIECES as SPELLINGS
 from test_llama2_tokenizers import in_characters
@@ -85,6 +86,23 @@ def test_every_code_point_beside_letters_marks_digits_and_spaces(probe, name, tm
     points = ASSIGNED[::step]
     texts = ["".join(f"a{c}B {c}b\u0301{c}1{c}\n{c}!{c}'s" for c in points[i : i + 256]) for i in range(0, len(points), 256)]
     assert probe.encode(texts) == [e.ids for e in theirs.encode_batch(texts)]
+
+
+@pytest.mark.parametrize("add_bos", [None, True, False])
+@pytest.mark.parametrize("name", ["cl100k: Phi-4, Granite 4, OLMo 2 and 3", "tekken: Mistral Nemo, Ministral 3"])
+def test_bos_is_put_where_transformers_puts_it(probe, name, add_bos, tmp_path):
+    """By the post-processor of tokenizer.json; add_bos_token of tokenizer_config.json changes nothing."""
+    theirs = KINDS[name](tmp_path / "model")
+    bos = "<s>" if "tekken" in name else "<|endoftext|>"
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": bos} | (
+        {} if add_bos is None else {"add_bos_token": add_bos}
+    )
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config))
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    probe.ask("load", folder=str(tmp_path / "model"))
+    for text in ("", "Hello you", bos + " x"):
+        assert probe.encode([text])[0] == loaded(text)["input_ids"] == theirs.encode(text).ids
+        assert probe.encode([text], special=False)[0] == loaded(text, add_special_tokens=False)["input_ids"]
 
 
 def with_split(regex, behavior="Isolated", invert=False):

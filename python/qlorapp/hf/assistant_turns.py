@@ -72,11 +72,30 @@ class Answers:
 
     def tokens(self, text: str, trained: list[Range]) -> dict[str, list[int]]:
         """A token that contains a byte of a trained range is trained."""
-        encoded = self._service.encode(text, special=False)
-        if not encoded["ranges"]:
+        ids, ranges = self._served_tokens(text.encode(), trained[-1][0])
+        mask = [int(any(begin < right and left < end for left, right in trained)) for begin, end in ranges]
+        return {"input_ids": ids, "assistant_masks": mask}
+
+    def _encoded(self, text: bytes) -> tuple[list[int], list[Range]]:
+        encoded = self._service.encode(text.decode(), special=False)
+        if text and not encoded["ranges"]:
             raise ValueError("the tokenizer must map tokens to characters for assistant_only_loss; load a fast tokenizer.")
-        mask = [int(any(begin < right and left < end for left, right in trained)) for begin, end in encoded["ranges"]]
-        return {"input_ids": encoded["ids"], "assistant_masks": mask}
+        return encoded["ids"], encoded["ranges"]
+
+    def _served_tokens(self, text: bytes, begin: int) -> tuple[list[int], list[Range]]:
+        """White space before and behind the last answer's `begin` may be one token, which no server sends: then both are encoded apart."""
+        ids, ranges = self._encoded(text)
+        across = next(((left, right) for left, right in ranges if left < begin < right), None)
+        if across is None or text[across[0] : across[1]].decode(errors="replace").strip():
+            return ids, ranges
+        head, answer = self._encoded(text[:begin]), self._encoded(text[begin:])
+        end = 0
+        for i, (left, right) in enumerate(answer[1]):
+            # A tokenizer that puts a space in front of every text cannot encode the answer alone.
+            if i and left < end and not text[begin : begin + right].decode(errors="replace").strip():
+                return ids, ranges
+            end = right
+        return head[0] + answer[0], head[1] + [(left + begin, right + begin) for left, right in answer[1]]
 
 
 def _conversation(example: dict[str, Any], completion_only: bool | None) -> tuple[list[dict[str, Any]], list[int]]:
