@@ -120,7 +120,7 @@ MUTANTS = [
         "src/format/model_config_keys.cpp",
         ("code_in_the_folder", '{"auto_map", "trust_remote_code", ', '{"trust_remote_code", ', CONFIG),
         ("windows_that_are_used", "(uses_window != nullptr && is_neutral(*uses_window, 0))", "uses_window != nullptr", CONFIG),
-        ("misspelled", 'fields.value(key) == nullptr ? "" : misspelled(key)', '""', CONFIG),
+        ("misspelled", "if (fields.value(key) != nullptr) refuse_misspelled", "if (false) refuse_misspelled", CONFIG),
     ),
     *within(
         "model_folder",
@@ -129,8 +129,8 @@ MUTANTS = [
         ("two_tables", "  model.config.tie_word_embeddings = false;\n", "", cpp("io", "a tied config beside two tables")),
         (
             "head_alone",
-            "if (files.find(kEmbeddingTable) == nullptr) return",
-            "if (false) return",
+            "if (files.find(table) == nullptr)",
+            "if (false)",
             cpp("io", "a table that is stored twice"),
         ),
     ),

@@ -47,7 +47,9 @@ def test_text_is_computed_by_the_engine_as_by_transformers(setting, caplog):
     name, folder, theirs = setting
     with caplog.at_level(logging.INFO, "qlorapp"):
         model = load(folder / "float", four_bit=False)
-    assert "transformers computes model." in caplog.text and "Not read here: " in caplog.text
+    assert (
+        "C++ computes its text, and transformers calls with images (model." in caplog.text and "Not read here: " in caplog.text
+    )
     for path, parameter in theirs.named_parameters():
         assert torch.equal(parameter, model.get_parameter(path)), path
     model.requires_grad_(False)

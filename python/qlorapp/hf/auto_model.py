@@ -53,11 +53,13 @@ def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesCo
     """
     four_bit = False
     others = other_parts(model, core.body)
+    name = type(model).__name__
     if others:
         load_other_parts(folder, model, core.body, core.dtype, core.device)
-        _log.info(
-            "[from_pretrained] transformers computes %s, on calls with images; C++ computes text alone.", ", ".join(others)
-        )
+        parts = ", ".join(others)
+        _log.info("[from_pretrained] %s: C++ computes its text, and transformers calls with images (%s).", name, parts)
+    else:
+        _log.info("[from_pretrained] %s: C++ computes it.", name)
     for path, weight in core.named_weights():
         owner, _, kind = path.rpartition(".")
         module = model.get_submodule(owner)

@@ -108,7 +108,7 @@ def _served(
 
 
 @dataclasses.dataclass
-class BackboneOutput(BaseModelOutputWithPast):  # type: ignore[misc]  # transformers' class has no types
+class BackboneOutput(BaseModelOutputWithPast):
     """With what the models of wrappers return beside it, if there are no images."""
 
     image_hidden_states: Any = None

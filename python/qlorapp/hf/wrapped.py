@@ -25,14 +25,15 @@ def load_other_parts(folder: pathlib.Path, model: Any, body: str, dtype: torch.d
     stored = getattr(config, "quantization_config", None)
     if isinstance(stored, dict):
         config.quantization_config = as_ours(stored)
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # it lists the text as unexpected
+    logs: Any = transformers.logging  # it has no types
+    level = logs.get_verbosity()
+    logs.set_verbosity_error()  # it lists the text as unexpected
     try:
         loaded, found = type(model).from_pretrained(
             folder, config=config, dtype=dtype, device_map={"": device}, ignore_mismatched_sizes=True, output_loading_info=True
         )
     finally:
-        transformers.logging.set_verbosity(level)
+        logs.set_verbosity(level)
     missing = sorted(name for name in found["missing_keys"] if not name.startswith((f"{body}.", "lm_head.")))
     if missing:
         raise _C.FormatError(
