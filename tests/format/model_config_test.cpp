@@ -129,6 +129,8 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
       {config(R"("rms_norm_eps":NaN)"), "invalid JSON"},
       {config(R"("rms_norm_eps":"1e-5")"), "rms_norm_eps must be a finite number"},
       {config(R"("hidden_act":"gelu")"), "hidden_act must be silu"},
+      {config(R"("architectures":["Gemma3ForCausalLM"],"model_type":"gemma3_text","hidden_activation":"gelu")"),
+       "hidden_activation must be gelu_pytorch_tanh"},
       {config(R"("architectures":["Qwen3ForCausalLM"],"model_type":"qwen3","num_key_value_heads":2,"mlp_bias":true)"),
        "mlp_bias is not supported: biases"},
       {config(R"("attention_dropout":0.1)"), "attention_dropout is not supported"},
@@ -275,6 +277,39 @@ TEST_CASE("each field that enters the computation is one of computed_fields", "[
   }
   REQUIRE(computed_fields(parse(config(R"("rms_norm_eps":1e-6,"bos_token_id":1,"dtype":"float16")"))) ==
           computed_fields(parse(config(R"("eos_token_id":2,"max_position_embeddings":64)"))));
+}
+
+TEST_CASE("the text of a checkpoint that reads images is configured by text_config, and by what holds for the whole",
+          "[format][cpu]") {
+  const ModelConfig gemma = parse(
+      R"({"architectures":["Gemma3ForConditionalGeneration"],"model_type":"gemma3","boi_token_index":255999,"eos_token_id":[1,106],
+      "image_token_index":262144,"mm_tokens_per_image":256,"torch_dtype":"bfloat16","vision_config":{"hidden_size":1152},
+      "text_config":{"hidden_size":2560,"intermediate_size":10240,"model_type":"gemma3_text","num_hidden_layers":34,
+      "rope_scaling":{"factor":8.0,"rope_type":"linear"},"sliding_window":1024}})");
+  REQUIRE(gemma.family->architecture == "Gemma3ForCausalLM");
+  REQUIRE(gemma.tie_word_embeddings);
+  REQUIRE(gemma.dtype == Dtype::kBF16);
+  REQUIRE(gemma.eos_token_ids == std::vector<int64_t>{1, 106});
+  REQUIRE(gemma.vocab_size == 262208);
+  REQUIRE(parameters(gemma).front().name() == "model.language_model.embed_tokens.weight");
+  REQUIRE(parameters(gemma).back().name() == "model.language_model.norm.weight");
+
+  // Qwen's first files have the keys of the text beside the others.
+  const std::string flat = R"({"architectures":["Qwen2_5_VLForConditionalGeneration"],"model_type":"qwen2_5_vl","hidden_size":3584,
+      "intermediate_size":18944,"num_hidden_layers":28,"num_attention_heads":28,"num_key_value_heads":4,"vocab_size":152064,
+      "rms_norm_eps":1e-6,"sliding_window":32768,"use_sliding_window":false,"max_window_layers":28,"image_token_id":151655,
+      "vision_start_token_id":151652,"vision_config":{"depth":32},"rope_scaling":{"type":"mrope","mrope_section":[16,24,24]}})";
+  const ModelConfig qwen = parse(flat);
+  REQUIRE(qwen.family->architecture == "Qwen2ForCausalLM");
+  REQUIRE(qwen.ropes.front().type == RopeSettings::Type::kDefault);
+  REQUIRE(qwen.ropes.front().theta == 1e6);
+  REQUIRE(!qwen.tie_word_embeddings);
+  REQUIRE(qwen.layer(0).window == 0);
+
+  const std::string experts =
+      R"({"architectures":["Gemma3ForConditionalGeneration"],"model_type":"gemma3","text_config":{"model_type":"qwen3_moe"}})";
+  REQUIRE_THAT(refusal(experts),
+               Catch::Matchers::ContainsSubstring("config.json, text_config") && Catch::Matchers::ContainsSubstring("qwen3_moe"));
 }
 
 TEST_CASE("the parameters of Llama-3.2-1B are those that PEFT counts", "[format][cpu]") {
