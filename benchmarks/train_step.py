@@ -2,8 +2,9 @@
 """Measures training steps on the CPU at Llama-3.2-1B layer shapes: qlorapp, and transformers + peft + bitsandbytes.
 
     python benchmarks/train_step.py [--layers 2] [--sequence 256] [--steps 5] [--dtype float32 bfloat16] [--checkpointing yes no]
+                                    [--families Llama Qwen3 Gemma3]
 
-Both sides train the same random model (vocabulary 32,000, r = 16 on all linear layers, NF4 with double quantization, batch 1,
+Both sides train the same random model of a family (these shapes, vocabulary 32,000, r = 16 on all linear layers, NF4 with double quantization, batch 1,
 torch's AdamW) on the same tokens, each in its own process, interleaved: A B A B. A row is one setting: tokens per second (median of
 steps), the spread, the peak of the process's resident memory above that before the model, and the ratios. Peak memory includes loading
 on both sides.
@@ -23,16 +24,17 @@ import tempfile
 import time
 
 
-def make_model(folder: str, layers: int) -> None:
+def make_model(folder: str, layers: int, family: str = "Llama") -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
     torch.manual_seed(0)
-    config = LlamaConfig(
+    kind = getattr(transformers, f"{family}ForCausalLM")
+    config = kind.config_class(
         vocab_size=32000, hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=64, max_position_embeddings=2048, rope_theta=500000.0, tie_word_embeddings=True,
+        num_key_value_heads=8, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True,
     )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    kind(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 def memory_mark() -> None:
@@ -62,8 +64,7 @@ def peer(args: argparse.Namespace):
     if args.checkpointing == "yes":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
+    model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
     model.config.use_cache = False
     model.train()
     return model, before
@@ -236,6 +237,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--checkpointing", nargs="+", default=["yes", "no"])
+    parser.add_argument("--families", nargs="+", default=["Llama"])
     args = parser.parse_args()
     if args.side:
         args.dtype, args.checkpointing = args.dtype[0], args.checkpointing[0]
@@ -248,11 +250,16 @@ def main() -> None:
         f"{args.layers} layers of Llama-3.2-1B's shape, vocabulary 32000, sequence {args.sequence}, batch 1, r=16 on all linear layers"
     )
     print(
-        "| dtype | checkpointing | ours tok/s (min … max) | peer tok/s (min … max) | ratio | GEMM and attention | ours MiB | peer MiB | loss ours / peer |"
+        "| family | dtype | checkpointing | ours tok/s (min … max) | peer tok/s (min … max) | ratio | GEMM and attention | ours MiB | peer MiB | loss ours / peer |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for family in args.families:
+        measure_family(args, family)
+
+
+def measure_family(args: argparse.Namespace, family: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        make_model(folder, args.layers)
+        make_model(folder, args.layers, family)
         for dtype in args.dtype:
             # Without bf16 instructions: oneDNN is told to leave them alone, on both sides.
             for environment in (
@@ -267,7 +274,7 @@ def main() -> None:
                     label = dtype + (" without bf16 instructions" if without else "")
                     losses = f"{results['ours']['loss']:.4f} / {results['peer']['loss']:.4f}"
                     print(
-                        f"| {label} | {checkpointing} | {cells[0]} | {cells[1]} | {middle['ours'] / middle['peer']:.2f} | "
+                        f"| {family} | {label} | {checkpointing} | {cells[0]} | {cells[1]} | {middle['ours'] / middle['peer']:.2f} | "
                         f"{median(results['ours']['share']):.0%} ({median(results['ours']['wide share']):.0%}) | "
                         f"{results['ours']['peak']:.0f} | {results['peer']['peak']:.0f} | {losses} |",
                         flush=True,

@@ -8,6 +8,7 @@ import logging
 import peer
 import pytest
 import torch
+import transformers
 
 pytest.importorskip("bitsandbytes")
 import bitsandbytes
@@ -18,6 +19,7 @@ from families import batch, relative
 from qlorapp import _C
 from qlorapp.nn import Linear4bit
 from safetensors.torch import load_file, save_file
+from tiny_trainer import arguments, rows, tokenizer
 from wrapped import WRAPPED, with_image, write
 
 TARGETS = r".*language_model.*\.(q_proj|v_proj|down_proj)"
@@ -188,3 +190,17 @@ def test_a_config_that_is_wrong_around_its_text_is_refused(tmp_path, change, mes
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
     refused = peer.run_cli("inspect", tmp_path, check=False)
     assert message in refused.stdout + refused.stderr
+
+
+def test_the_trainers_cpp_loop_trains_the_text(setting, tmp_path, caplog):
+    _, folder, _ = setting
+    model = qlorapp.get_peft_model(load(folder / "float"), qlorapp.LoraConfig(r=4, target_modules=TARGETS))
+    args = arguments(tmp_path / "run", max_steps=3, save_strategy="steps", save_steps=3)
+    with caplog.at_level(logging.INFO, "qlorapp"):
+        qlorapp.Trainer(
+            model=model, args=args, train_dataset=rows(), data_collator=transformers.DataCollatorForSeq2Seq(tokenizer())
+        ).train()
+    assert "transformers' loop runs this training" not in caplog.text
+    stored = load_file(tmp_path / "run/checkpoint-3/adapter_model.safetensors")
+    assert stored.keys() == peft.get_peft_model_state_dict(model).keys()
+    assert any(value.any() for key, value in stored.items() if "lora_B" in key)
