@@ -159,7 +159,7 @@ RenderedChat HfText::render(std::span<const Message> messages, const ChatOptions
 
 bool HfText::reads_key(std::string_view key) const {
   if (names_key(template_, key)) return true;
-  // A header that opens a thought: text_service.py writes thoughts behind it, whatever the template does with them.
+  // If the answer's header opens a thought, text_service.py writes the thoughts into the answer itself.
   const auto header = template_.rfind("add_generation_prompt");
   return key == "reasoning_content" && header != std::string::npos && template_.find("<think>", header) != std::string::npos;
 }

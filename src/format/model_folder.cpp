@@ -2,7 +2,6 @@
 #include "format/model_folder.hpp"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <set>
 #include <utility>
@@ -50,12 +49,7 @@ void complete_names(ModelFolder& model) {
   const std::string table = embedding_module(model.config) + ".weight";
   if (model.config.wrapper == nullptr && (files.find(table) != nullptr || files.find(table.substr(kBody.size())) == nullptr))
     return;
-  std::vector<std::string> names;
-  for (const TensorLocation& location : files.tensors()) {
-    const std::string& name = location.tensor->name;
-    if (model.config.wrapper != nullptr || !name.starts_with(kBody)) names.push_back(name);
-  }
-  files.rename(names, [&](const std::string& name) { return name_in_memory(model.config, name); });
+  files.rename([&](const std::string& name) { return name_in_memory(model.config, name); });
 }
 
 void find_other_parts(ModelFolder& model) {
@@ -74,8 +68,7 @@ void settle_tables(ModelFolder& model) {
   const TensorLocation* const head = files.find(kHeadTable);
   if (!model.config.tie_word_embeddings || head == nullptr) return;
   const std::string table = embedding_module(model.config) + ".weight";
-  if (files.find(table) == nullptr)
-    return files.rename(std::array{std::string(kHeadTable)}, [&](const std::string&) { return table; });
+  if (files.find(table) == nullptr) return files.rename([&](const std::string& name) { return name == kHeadTable ? table : name; });
   if (!has_two_tables(files, model.config)) return;
   model.config.tie_word_embeddings = false;
   log_warning_once(

@@ -159,17 +159,14 @@ const TensorLocation& TensorFiles::at(std::string_view name) const {
       message("[{}] the checkpoint must hold tensor {}; it does not.{}", folder_, printable(name), did_you_mean(name, known)));
 }
 
-void TensorFiles::rename(std::span<const std::string> names, const std::function<std::string(const std::string&)>& name_of) {
-  std::vector<std::pair<size_t, const TensorEntry*>> found;
-  for (const std::string& name : names) {  // tensors_ keeps its order until all are found
-    const auto index = static_cast<size_t>(&at(name) - tensors_.data());
-    std::string now = name_of(name);
-    if (now == name) continue;
-    renamed_.push_back(std::make_unique<TensorEntry>(*tensors_[index].tensor));
+void TensorFiles::rename(const std::function<std::string(const std::string&)>& name_of) {
+  for (TensorLocation& location : tensors_) {
+    std::string now = name_of(location.tensor->name);
+    if (now == location.tensor->name) continue;
+    renamed_.push_back(std::make_unique<TensorEntry>(*location.tensor));
     renamed_.back()->name = std::move(now);
-    found.emplace_back(index, renamed_.back().get());
+    location.tensor = renamed_.back().get();
   }
-  for (const auto& [index, entry] : found) tensors_[index].tensor = entry;
   std::sort(tensors_.begin(), tensors_.end(), before);
   const auto twice = std::adjacent_find(tensors_.begin(), tensors_.end(),
                                         [](const auto& a, const auto& b) { return a.tensor->name == b.tensor->name; });

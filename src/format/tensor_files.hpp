@@ -45,9 +45,9 @@ class TensorFiles {
   /// @throws FormatError naming the folder, with the nearest name it has.
   [[nodiscard]] const TensorLocation& at(std::string_view name) const;
 
-  /// Finds tensors under other names from here on; the files stay as they are. Locations that were handed out keep the old names.
+  /// Finds each tensor under name_of(its name) from here on; the files stay as they are. Locations that were handed out keep the old names.
   /// @throws FormatError if two tensors have one name then.
-  void rename(std::span<const std::string> names, const std::function<std::string(const std::string&)>& name_of);
+  void rename(const std::function<std::string(const std::string&)>& name_of);
 
   /// Reads into.size() bytes of a tensor, from its byte `offset` on. @throws as SafetensorsFile::read.
   void read(std::string_view name, int64_t offset, std::span<std::byte> into) const;

@@ -12,7 +12,7 @@
 namespace qlorapp::format {
 namespace {
 
-/// What Qwen's config classes of vision-language models assume of their text.
+/// Defaults of transformers' Qwen2VLTextConfig, Qwen2_5_VLTextConfig and Qwen3VLTextConfig.
 constexpr std::string_view kQwen2Text =
     R"({"rope_theta": 1000000.0, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "max_window_layers": 80})";
 constexpr std::string_view kQwen3Text = R"({"rope_theta": 500000.0, "max_position_embeddings": 128000})";
@@ -46,17 +46,13 @@ constexpr auto kWrappers = std::to_array<Wrapper>({
 
 /// As transformers chooses: by model_type, for the class that generates text and for its body.
 const Wrapper* wrapper_of(const Json& config) {
-  const auto has = [&](std::string_view architecture) {
-    const std::string body = message("{}Model", architecture.substr(0, architecture.find("ForConditionalGeneration")));
-    const Json names = config.value("architectures", Json());
-    return names.is_array() &&
-           std::any_of(names.begin(), names.end(), [&](const Json& n) { return n == architecture || n == body; });
-  };
   const Json type = config.value("model_type", Json()), names = config.value("architectures", Json());
+  const bool named = names.is_array() && !names.empty();
   for (const Wrapper& wrapper : kWrappers) {
-    const bool typed = type == wrapper.model_type;
-    if ((typed && (!names.is_array() || names.empty())) || ((typed || type.is_null()) && has(wrapper.architecture)))
-      return &wrapper;
+    const std::string_view whole = wrapper.architecture;
+    const std::string body = message("{}Model", whole.substr(0, whole.find("ForConditionalGeneration")));
+    const bool names_it = named && std::any_of(names.begin(), names.end(), [&](const Json& n) { return n == whole || n == body; });
+    if (type.is_null() ? names_it : type == wrapper.model_type && (!named || names_it)) return &wrapper;
   }
   return nullptr;
 }
@@ -87,18 +83,18 @@ TextPart text_part(Json config, std::string where) {
   if (wrapper == nullptr) return {nullptr, std::move(config), std::move(where)};
   const bool nested = is_set(config, "text_config");
   Json text = nested ? config["text_config"] : config;  // Qwen's first files have the keys of the text beside the others
-  if (nested) where += ", text_config";
   QLORAPP_CHECK_FORMAT(text.is_object(), "[{}] text_config must be a JSON object; got {}. Check the file.", where, shown(text));
   if (nested) {
-    judge_keys_around_text(config, where.substr(0, where.find(',')));
+    judge_keys_around_text(config, where);
     inherit(text, config);
+    where += ", text_config";
   }
   const auto says = [](const Json& from, bool usual) {
     const auto found = from.find("tie_word_embeddings");
     return found != from.end() && found->is_boolean() ? found->get<bool>() : usual;
   };
   text["tie_word_embeddings"] = says(config, wrapper->ties_tables) || (!wrapper->ties_tables && says(text, false));
-  for (const char* key : {"architectures", "vision_config", "audio_config"}) text.erase(key);
+  for (const char* key : {"architectures", "vision_config"}) text.erase(key);
   if (!nested || !is_set(text, "model_type") || text["model_type"] == wrapper->own_text_type)
     text["model_type"] = wrapper->text_type;
   // Three axes of positions are one where there are no images.

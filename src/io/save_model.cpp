@@ -67,7 +67,7 @@ NamedTensors base_tensors(const CausalLM& model, at::ScalarType storage) {
 
 using Files = std::vector<std::pair<std::string, NamedTensors>>;
 
-/// What of a wrapper's folder the model has not read.
+/// Adds the tensors of a wrapper's folder that are not of its text.
 void add_other_parts(NamedTensors& tensors, const CausalLM& model, const std::string& source) {
   if (model.config().wrapper == nullptr) return;
   const format::ModelFolder folder = format::open_model_folder(source);

@@ -119,7 +119,7 @@ void SplitPattern::look_at_words() {
       return sets_[static_cast<std::size_t>(set)].contains({static_cast<uint32_t>(c), 0, 0});
     });
   };
-  // What may stand behind a node's own characters. A look-ahead there would see what is behind the word.
+  // The character sets that may follow a node's match, and whether a look-ahead may: it would see the text behind the word.
   struct Behind {
     std::vector<int> sets = {};
     bool looks_ahead = false;

@@ -226,7 +226,7 @@ class SplitPatternReader {
     return out;
   }
 
-  /// What stands behind a backslash. @returns the character, or nullopt for a class that has been added to `set`.
+  /// Reads an escape sequence from its backslash on. @returns its character, or nullopt if it is a class, which is added to `set`.
   std::optional<uint32_t> escape(CharacterSet& set) {
     ++at_;
     const uint32_t c = peek();

@@ -33,6 +33,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """More threads would only wait for each other at the sizes of these tests."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def build_dir() -> pathlib.Path:
     return BUILD

@@ -12,9 +12,8 @@ import transformers
 import trl
 from qlorapp.hf import assistant_turns, text_service
 from test_chat_template import CALL
-from test_data import Data
+from test_data import data_with_tokens
 from test_hf_trl import COMMON, TINY, adapted, in_cpp, losses
-from test_tokenizer import llama3_like
 from test_trained_turns import SPECIAL, THINKING, assistant, user
 from tiny_trainer import adapters
 from trl import chat_template_utils
@@ -33,23 +32,12 @@ OPENED = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    def make(folder):
-        theirs = llama3_like(folder)
-        theirs.add_special_tokens(MARKS)
-        theirs.save(str(folder / "tokenizer.json"))
-        return theirs
-
-    out = Data(tmp_path_factory.mktemp("turns"), make)
+    out = data_with_tokens(tmp_path_factory.mktemp("turns"), MARKS)
     yield out
     out.probe.close()
 

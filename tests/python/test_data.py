@@ -35,6 +35,18 @@ class Data:
         return self.theirs.encode(text, add_special_tokens=special).ids
 
 
+def data_with_tokens(folder, tokens):
+    """Over a tokenizer like Llama 3's that has these special tokens."""
+
+    def make(folder):
+        theirs = llama3_like(folder)
+        theirs.add_special_tokens(tokens)
+        theirs.save(str(folder / "tokenizer.json"))
+        return theirs
+
+    return Data(folder, make)
+
+
 @pytest.fixture(scope="module", params=[llama3_like, gpt2_like], ids=["llama3", "gpt2"])
 def data(request, tmp_path_factory):
     out = Data(tmp_path_factory.mktemp("data"), request.param)

@@ -37,13 +37,7 @@ class Curve:
     adapter: dict[str, torch.Tensor]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # more would only wait for each other at this size
-    yield
-    torch.set_num_threads(before)
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 #: Of each native family, and what is special in it: windows shorter than the rows, biases.
 FAMILIES = {

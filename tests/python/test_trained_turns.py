@@ -7,21 +7,14 @@ import re
 import pytest
 from data_probe import ProbeError
 from test_chat_template import tokenizer_with
-from test_data import Data, messages
-from test_tokenizer import llama3_like
+from test_data import data_with_tokens, messages
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<think>", "</think>"]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    def make(folder):
-        theirs = llama3_like(folder)
-        theirs.add_special_tokens(SPECIAL)
-        theirs.save(str(folder / "tokenizer.json"))
-        return theirs
-
-    out = Data(tmp_path_factory.mktemp("turns"), make)
+    out = data_with_tokens(tmp_path_factory.mktemp("turns"), SPECIAL)
     yield out
     out.probe.close()
 

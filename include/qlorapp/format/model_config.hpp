@@ -68,7 +68,7 @@ struct ModelConfig {
   [[nodiscard]] LayerOptions layer(int64_t index) const {
     return layers.empty() ? LayerOptions{} : layers[static_cast<size_t>(index)];
   }
-  /// What stands before the names of the decoder's modules: "model.", or "model.language_model.".
+  /// Prefix of the names of the decoder's modules: "model.", or of a wrapper "model.language_model.".
   [[nodiscard]] std::string body() const;
   /// Of queries' products with keys: 1 / sqrt(head_dim), or as a key says.
   [[nodiscard]] double attention_scale() const;

@@ -76,6 +76,15 @@ def changed(config: Any, folder: pathlib.Path) -> str:
     return ", ".join(f"{name}={getattr(text, name)!r}" for name in names)
 
 
+def refuse_missing(folder: pathlib.Path, names: list[str]) -> None:
+    """@raises FormatError if there are any: transformers would continue with random values."""
+    if names:
+        raise _C.FormatError(
+            f"[from_pretrained] {folder} lacks {', '.join(names[:3])}{' …' if len(names) > 3 else ''}, which its config.json asks for. Check "
+            "that config.json belongs to this model."
+        )
+
+
 def load(
     folder: pathlib.Path,
     config: Any,
@@ -125,11 +134,7 @@ def load(
     with says_what_is_damaged(folder):
         model, found = read(folder, dtype=dtype, output_loading_info=True, **more)
     missing = sorted(name for name in found["missing_keys"] if not auto or name.startswith(f"{model.base_model_prefix}."))
-    if missing:  # transformers would continue with random values
-        raise _C.FormatError(
-            f"[from_pretrained] {folder} lacks {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}, which its config.json asks for. Check "
-            "that config.json belongs to this model."
-        )
+    refuse_missing(folder, missing)
     for name, value in of_text.items():  # a model that reads images has them in its text config
         setattr(model.config.get_text_config(), name, value)
     if four_bit or quantize:

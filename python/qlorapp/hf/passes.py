@@ -62,8 +62,8 @@ def beside_text(engine: Engine, given: dict[str, Any]) -> str:
     for name, value in given.items():
         if name in _READ or value is None or value is False or (isinstance(value, (dict, list, tuple)) and not value):
             continue
-        of_wrapper = name.startswith("vision_feature_") or (name in _MARKS and not bool(value.any()))
-        if engine.core.body == "model" or not of_wrapper:
+        is_wrapped = engine.core.body != "model"  # tested first: the values are on the device
+        if not (is_wrapped and (name.startswith("vision_feature_") or (name in _MARKS and not bool(value.any())))):
             return name
     return ""
 

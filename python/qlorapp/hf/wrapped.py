@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from .. import _C
+from .foreign import refuse_missing
 from .quantizer import as_ours
 
 
@@ -34,12 +34,7 @@ def load_other_parts(folder: pathlib.Path, model: Any, body: str, dtype: torch.d
         )
     finally:
         logs.set_verbosity(level)
-    missing = sorted(name for name in found["missing_keys"] if not name.startswith((f"{body}.", "lm_head.")))
-    if missing:
-        raise _C.FormatError(
-            f"[from_pretrained] {folder} lacks {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}, which its config.json asks for. Check "
-            "that config.json belongs to this model."
-        )
+    refuse_missing(folder, sorted(name for name in found["missing_keys"] if not name.startswith((f"{body}.", "lm_head."))))
     whole, text_name = body.split(".")
     ours, theirs = model.get_submodule(whole), loaded.get_submodule(whole)
     for kind in ("_modules", "_parameters", "_buffers"):
