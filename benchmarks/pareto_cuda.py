@@ -204,7 +204,7 @@ class Peers:
                     if time.monotonic() - self.bench.begun > self.bench.args.limit:
                         self.left.append(f"{system} {label}, batch {batch}")
                         continue
-                    question = {"batch": batch, "sequence": SEQUENCE, "seconds": self.seconds, "count": False, **way}
+                    question = {"lengths": [SEQUENCE] * batch, "seconds": self.seconds, "count": False, **way}
                     answer = side.ask(json.dumps(question))
                     if "error" in answer:
                         say(f"  {system} {label}, batch {batch}: {answer['error']}")

@@ -8,7 +8,7 @@
 //     KEEP everything | attention_only | input_only | input_on_host, a mixture: input_on_host,everything:12, or every:4 | sqrt
 //     OPTIMIZER adamw_8bit | adamw | paged_adamw_8bit | paged_adamw_32bit
 //     NAME=VALUE  loss_chunk_rows, mlp_tile_rows, weight_workspace, embedding_on_host, base_on_host, fp8 (0 | 1): as in TrainingArguments;
-//                 batch, sequence, keep: another value than the one above; cap: GiB that torch's allocator may hold, 0 none
+//                 batch, sequence, keep: another value than the one above; lengths: of rows that differ, 2048,700,…; cap: GiB that torch's allocator may hold, 0 none
 //     --deterministic  steps with and without gradients that have the same bits in every run, in turn: what that costs, and whether
 //              two runs of each from the same adapters end in the same bits. Nothing else is measured
 //     --losses  STEPS steps from the same adapters, over the same four batches again and again, in 16 and in eight bits (fp8): both
@@ -166,7 +166,10 @@ int run(std::vector<std::string> arguments) {
     model.settings().set_memory(setting.memory);
     model.settings().set_float8(setting.float8);
     batches.clear();
-    for (int i = 0; i < kBatches; ++i) batches.push_back(bench::random_batch(setting.rows, setting.length, config.vocab_size));
+    for (int i = 0; i < kBatches; ++i) {
+      batches.push_back(setting.lengths.empty() ? bench::random_batch(setting.rows, setting.length, config.vocab_size)
+                                                : bench::random_batch(setting.lengths, config.vocab_size));
+    }
     c10::cuda::device_synchronize();
     c10::cuda::CUDACachingAllocator::emptyCache();
     bench::set_cap(setting.cap);

@@ -7,9 +7,12 @@ Random weights in NF4 with double quantization, r = 16 on all seven linear layer
 optimizer step per micro-batch, bf16. The peers run under autocast without `prepare_model_for_kbit_training`, which is faster for them. Their
 checkpoint is written once, already quantized by bitsandbytes, into a temporary folder.
 
-Every row of every system has its own process, which stays alive while the others are measured. They run interleaved on the GPU: A B C A B C.
+Every row of every system has its own process, which stays alive while the others of its model are measured. They run interleaved on the GPU:
+A B C A B C.
 Each turn is a few warm-up steps and then steps for about --seconds (8 to 60 of them), timed by GPU events without synchronization in between.
 
+- Rows of mixed lengths are eight, from the longest to a sixteenth of it; tokens are those of the rows. unsloth is measured with the rows padded,
+  and laid end to end as its own trainer does it.
 - Steps of all rounds are pooled: median, 10th and 90th percentile.
 - Peak memory is torch's max_memory_allocated over the timed steps.
 - MFU is the model's arithmetic (forward, and backward for inputs only; without LoRA's products and recomputing) over the rate of torch.mm at the
@@ -56,6 +59,10 @@ ROWS = [
         row
         for model in ("qwen3-8b", "qwen3-0.6b", "qwen2.5-7b", "mistral-7b", "gemma-3-4b", "gemma-3-1b", "phi-4-mini")
         for row in (Row(model, 2, 2048, "everything", False), Row(model, 2, 2048, "input_on_host", "unsloth"))
+    ),
+    *(
+        Row(model, 8, 2048, "input_on_host", "unsloth", mixed=True)
+        for model in ("8b", "qwen3-8b", "qwen2.5-7b", "mistral-7b", "gemma-3-4b", "phi-4-mini")
     ),
 ]
 
@@ -172,6 +179,8 @@ class Bench:
         self.sides: dict[tuple, Side] = {}
         self.results: dict[Row, dict[tuple, Result]] = {}
         self.products: dict[Row, list[float]] = {}
+        self.versions: dict[str, str] = {}
+        self.device = "the GPU"
 
     def installed(self, peer: str) -> bool:
         needed = ["bitsandbytes", "transformers", "peft"] + (["unsloth"] if peer in UNSLOTH else [])
@@ -183,40 +192,38 @@ class Bench:
     def side(self, key: tuple, name: str, command: list[str], **environment: str) -> None:
         self.sides[key] = Side(command, name, self.folder, self.environment | environment, self.args.patience)
 
-    def start(self) -> None:
+    def start(self, rows: list[Row]) -> list[Row]:
+        """Starts the processes of one model. @returns the rows that can be measured."""
         peers = [sys.executable, str(pathlib.Path(__file__).resolve().with_name("train_step_peers.py"))]
         program = str((self.args.build / "benchmarks" / "bench_train_step").resolve())
-        for row in self.rows:
+        model = rows[0].model
+        for row in rows:
             shape = [row.model, str(row.batch), str(row.sequence), row.keep]
-            self.side(("ours", row), f"qlorapp:{row}", [program, *shape, "--serve"])
-        self.side(("products",), "products", [*peers, "products"])
+            mixed = [f"lengths={','.join(map(str, row.lengths))}"] if row.mixed else []
+            self.side(("ours", row), f"qlorapp:{row}", [program, *shape, *mixed, "--serve"])
+        if self.peers:
+            command = [*peers, "checkpoint", model, str(self.folder / model)]
+            if subprocess.run(command, env=self.environment, check=False, stdout=sys.stderr).returncode:
+                say(f"the peers' checkpoint of {model} could not be written; they are not measured")
         # Only rows that we can run are worth a peer's time.
-        for row in list(self.rows):
+        for row in rows:
             if not self.sides["ours", row].ready():
                 say(f"SKIPPED {row}: {self.sides['ours', row].error}")
-                self.rows.remove(row)
-        for row in self.rows:
+        rows = [row for row in rows if not self.sides["ours", row].error]
+        for row in rows:
+            setting = json.dumps({"row": dataclasses.asdict(row), "checkpoint": str(self.folder / model)})
             for peer, environment in UNSLOTH.items():
                 if peer in self.peers:
                     self.side((peer, row), f"{peer}:{row}", [*peers, "unsloth"], **environment)
-            if "hf" in self.peers and row.hf and ("hf", row.model) not in self.sides:
-                self.side(("hf", row.model), f"hf:{row.model}", [*peers, "hf"])
-        if self.peers:
-            for model in sorted({row.model for row in self.rows}):  # the smallest first
-                command = [*peers, "checkpoint", model, str(self.folder / model)]
-                if subprocess.run(command, env=self.environment, check=False, stdout=sys.stderr).returncode:
-                    say(f"the peers' checkpoint of {model} could not be written; they are not measured")
-                for row in self.rows:
-                    setting = json.dumps({"row": dataclasses.asdict(row), "checkpoint": str(self.folder / model)})
-                    if row.model == model:
-                        for key in [*((peer, row) for peer in UNSLOTH), ("hf", row.model)]:
-                            if key in self.sides and not getattr(self.sides[key], "told", False):
-                                self.sides[key].told = True
-                                self.sides[key].tell(setting)
-            say(f"checkpoints written after {time.monotonic() - self.begun:.0f} s")
+                    self.sides[peer, row].tell(setting)
+            if "hf" in self.peers and row.hf and ("hf", model) not in self.sides:
+                self.side(("hf", model), f"hf:{model}", [*peers, "hf"])
+                self.sides["hf", model].tell(setting)
+        self.side(("products",), f"products:{model}", [*peers, "products"])
         for side in self.sides.values():
             side.ready()
-        say(f"all ready after {time.monotonic() - self.begun:.0f} s")
+        say(f"{model}: ready after {time.monotonic() - self.begun:.0f} s")
+        return rows
 
     def turn(self, row: Row, last: bool) -> None:
         seconds, results = self.args.seconds, self.results.setdefault(row, {})
@@ -225,67 +232,69 @@ class Bench:
             result = results.setdefault((system, setting), Result(system, setting))
             result.add(answer)
             if "steps_ms" in answer:
-                low = row.batch * row.sequence / statistics.median(answer["steps_ms"]) * 1e3
+                low = sum(row.lengths) / statistics.median(answer["steps_ms"]) * 1e3
                 say(
                     f"  {row} {system} {setting}: {low:.0f} tok/s, {answer['peak_gib']:.2f} GiB, {len(answer['steps_ms'])} steps"
                 )
             else:
                 say(f"  {row} {system} {setting}: {answer['error']}")
 
-        question = json.dumps({"model": row.model, "tokens": row.batch * row.sequence, "seconds": 0.5})
+        question = json.dumps({"model": row.model, "tokens": sum(row.lengths), "seconds": 0.5})
         rate = self.sides["products",].ask(question)
         if "tflops" in rate:
             self.products.setdefault(row, []).append(rate["tflops"])
         put("qlorapp", row.keep, self.sides["ours", row].ask(f"{seconds} {DEFAULTS} {'count' if last else ''}"))
         if self.args.memory_first:
-            small = MEMORY_FIRST if row.batch * row.sequence > 1024 else MEMORY_FIRST_SHORT
+            small = MEMORY_FIRST if sum(row.lengths) > 1024 else MEMORY_FIRST_SHORT
             put("qlorapp", f"{row.keep}, memory first", self.sides["ours", row].ask(f"{seconds} {small}"))
-        plain = {"batch": row.batch, "sequence": row.sequence, "seconds": seconds, "count": last}
+        plain = {"lengths": row.lengths, "seconds": seconds, "count": last}
         for peer in UNSLOTH:
             if (peer, row) in self.sides:
                 setting = {False: "no checkpointing", True: "checkpointing", "unsloth": '"unsloth"'}[row.unsloth]
                 setting += ", CUDA graphs" if UNSLOTH[peer] else ""
-                put("unsloth", setting, self.sides[peer, row].ask(json.dumps({**plain, "checkpointing": row.unsloth})))
+                for form in ("padded", "packed") if row.mixed else ("",):
+                    question = json.dumps({**plain, "checkpointing": row.unsloth, "packed": form == "packed"})
+                    put("unsloth", f"{setting}{form and ', '}{form}", self.sides[peer, row].ask(question))
         for checkpointing in row.hf if ("hf", row.model) in self.sides else ():
             question = json.dumps({**plain, "checkpointing": checkpointing})
             put("HF stack", "checkpointing" if checkpointing else "no checkpointing", self.sides["hf", row.model].ask(question))
 
     def run(self) -> None:
-        self.start()
-        for row in self.rows:
-            for i in range(self.args.rounds):
-                if time.monotonic() - self.begun > self.args.limit:
-                    say(f"out of time: {row}, round {i + 1} not measured")
-                    continue
-                self.turn(row, last=i == self.args.rounds - 1)
+        """One model after the other: the processes of several would fill the GPU."""
+        for model in dict.fromkeys(row.model for row in self.rows):
+            try:
+                for row in self.start([row for row in self.rows if row.model == model]):
+                    for i in range(self.args.rounds):
+                        if time.monotonic() - self.begun > self.args.limit:
+                            say(f"out of time: {row}, round {i + 1} not measured")
+                            continue
+                        self.turn(row, last=i == self.args.rounds - 1)
+            finally:
+                self.stop()
         say(f"measured after {time.monotonic() - self.begun:.0f} s")
 
     def table(self) -> str:
-        first = [side.first for side in self.sides.values()]
-        versions = {}
-        for answer in first:
-            versions |= answer.get("versions", {})
-        device = next((answer["device"] for answer in first if "device" in answer), "the GPU")
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         lines = [
-            f"{device}; {', '.join(f'{name} {version}' for name, version in versions.items())}; {self.args.rounds} rounds, in turn.",
+            f"{self.device}; {versions}; {self.args.rounds} rounds, in turn.",
             "",
             "| model, batch × sequence | system | setting | tok/s, median (10th … 90th percentile) | ours ÷ this | peak GiB | MFU, of TFLOP/s | kernels + memory operations a step | GPU busy |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
         for row, results in self.results.items():
-            tokens = row.batch * row.sequence
+            tokens = sum(row.lengths)
             ours = results["qlorapp", row.keep]
             gemm = statistics.median(self.products[row]) if row in self.products else float("nan")
             for result in results.values():
-                where = f"{row.model}, {row.batch} × {row.sequence}" if result is ours else ""
+                rows = f"{row.batch} × {'≤ ' if row.mixed else ''}{row.sequence}"
+                where = f"{row.model}, {rows}" if result is ours else ""
                 if not result.steps:
                     lines.append(f"| {where} | {result.system} | {result.setting} | {result.error} | | | | | |")
                     continue
                 rate = result.rate(tokens)
                 ratio = "" if result is ours or not ours.steps else f"{ours.rate(tokens) / rate:.2f}"
-                mfu = f"{rate * SHAPES[row.model].operations(row.sequence) / gemm * 1e-12:.0%}" + (
-                    f" of {gemm:.0f}" if result is ours else ""
-                )
+                work = sum(n * SHAPES[row.model].operations(n) for n in row.lengths) / tokens
+                mfu = f"{rate * work / gemm * 1e-12:.0%}" + (f" of {gemm:.0f}" if result is ours else "")
                 counted = result.launches
                 launches = f"{counted['kernels']} + {counted['memory_operations']}" if counted else ""
                 busy = f"{min(counted['busy'], 1.0):.0%}" if counted else ""
@@ -297,10 +306,14 @@ class Bench:
     def stop(self) -> None:
         for side in self.sides.values():
             side.stop()
+            self.versions |= side.first.get("versions", {})
+            self.device = side.first.get("device", self.device)
         if self.args.logs:
             self.args.logs.mkdir(parents=True, exist_ok=True)
             text = "".join(f"== {s.name}\n{s.log.read_text(errors='replace')[-6000:]}\n" for s in self.sides.values())
-            (self.args.logs / "stderr.txt").write_text(text)
+            with (self.args.logs / "stderr.txt").open("a") as file:
+                file.write(text)
+        self.sides.clear()
 
 
 def main() -> None:
@@ -327,10 +340,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         bench = Bench(args, pathlib.Path(args.folder or temporary).resolve())
-        try:
-            bench.run()
-        finally:
-            bench.stop()
+        bench.run()
         print(bench.table())
 
 

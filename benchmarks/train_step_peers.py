@@ -81,9 +81,17 @@ class Row:
     keep: str
     unsloth: bool | str
     hf: tuple[bool, ...] = ()
+    mixed: bool = False  #: Rows of mixed lengths, of which `sequence` is the longest.
 
     def __str__(self) -> str:
-        return f"{self.model}:{self.batch}x{self.sequence}:{self.keep}"
+        return f"{self.model}:{'mixed' if self.mixed else f'{self.batch}x{self.sequence}'}:{self.keep}"
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the rows. Mixed ones fall by the same factor each, to a sixteenth of the longest."""
+        if not self.mixed:
+            return [self.sequence] * self.batch
+        return [round(self.sequence * 16 ** (-i / (self.batch - 1))) for i in range(self.batch)]
 
 
 def reply(**fields) -> None:
@@ -260,11 +268,11 @@ def serve_peer(system: str) -> None:
     model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = bitsandbytes.optim.AdamW8bit(parameters, lr=1e-4)
-    tokens = None
+    inputs: dict = {}
 
     def step() -> None:
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = model(input_ids=tokens, labels=tokens).loss
+            loss = model(**inputs).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
@@ -276,12 +284,35 @@ def serve_peer(system: str) -> None:
         torch.cuda.empty_cache()
 
     def measure(
-        batch: int, sequence: int, seconds: float, count: bool, checkpointing: bool | str, layers: int | None = None
+        lengths: list[int],
+        seconds: float,
+        count: bool,
+        checkpointing: bool | str,
+        layers: int | None = None,
+        packed: bool = False,
     ) -> dict:
-        """layers: the number of first layers that are checkpointed, if not all (HF stack)."""
-        nonlocal tokens
+        """layers: the number of first layers that are checkpointed, if not all (HF stack).
+        packed: rows end to end, as unsloth's trainer gives them to its models; otherwise padded to the longest."""
+        nonlocal inputs
         torch.manual_seed(1)
-        tokens = torch.randint(0, words_of(SHAPES[row.model]), (batch, sequence), device="cuda")
+        rows = [torch.randint(0, words_of(SHAPES[row.model]), (length,), device="cuda") for length in lengths]
+        if packed:
+            labels = torch.cat([torch.nn.functional.pad(r[1:], (1, 0), value=-100) for r in rows])[None]
+            positions = torch.cat([torch.arange(length, device="cuda") for length in lengths])[None]
+            inputs = {
+                "input_ids": torch.cat(rows)[None],
+                "labels": labels,
+                "position_ids": positions,
+                "packed_seq_lengths": torch.tensor(lengths, dtype=torch.int32),
+            }
+        else:
+            pad = torch.nn.utils.rnn.pad_sequence
+            inputs = {
+                "input_ids": pad(rows, batch_first=True),
+                "labels": pad(rows, batch_first=True, padding_value=-100),
+            }
+            if len(set(lengths)) > 1:
+                inputs["attention_mask"] = pad([torch.ones_like(r) for r in rows], batch_first=True)
         if system == "hf":
             if checkpointing:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -314,7 +345,7 @@ def serve_peer(system: str) -> None:
     compiled = system != "unsloth"  # compiles now, while others load; the HF stack compiles nothing
     while not compiled:
         try:
-            measure(row.batch, row.sequence, 0, False, row.unsloth)
+            measure(row.lengths, 0, False, row.unsloth)
             compiled = True
         except torch.OutOfMemoryError:  # the others do the same at this moment, and then give their memory back
             print("waiting for memory", file=sys.stderr)

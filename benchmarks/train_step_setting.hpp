@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
+#include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/randint.h>
 
 #include "core/check.hpp"
@@ -30,6 +34,20 @@ inline Batch random_batch(int64_t rows, int64_t length, int64_t vocabulary) {
   return Batch::of_equal_rows(at::randint(0, vocabulary, {rows, length}, at::TensorOptions().dtype(at::kLong).device(at::kCUDA)));
 }
 
+/// Rows of these lengths, each at least 2.
+inline Batch random_batch(const std::vector<int64_t>& lengths, int64_t vocabulary) {
+  Batch all = random_batch(1, lengths.front(), vocabulary);
+  for (size_t i = 1; i < lengths.size(); ++i) {
+    const Batch row = random_batch(1, lengths[i], vocabulary);
+    all.tokens = at::cat({all.tokens, row.tokens});
+    all.targets = at::cat({all.targets, row.targets});
+    all.positions = at::cat({all.positions, row.positions});
+    all.row_starts.push_back(all.token_count() + lengths[i]);
+    all.target_count += row.target_count;
+  }
+  return all;
+}
+
 /// r = 16 on all seven linear layers.
 inline LoraConfig lora_config() {
   LoraConfig lora;
@@ -41,6 +59,7 @@ inline LoraConfig lora_config() {
 
 struct Setting {
   int64_t rows = 2, length = 2048;
+  std::vector<int64_t> lengths;  ///< Of rows that differ, in place of the two above.
   std::string keep = "everything";
   MemorySettings memory;
   bool float8 = false;
@@ -55,7 +74,13 @@ struct Setting {
     const std::string name = word.substr(0, equals), value = word.substr(equals + 1);
     if (name == "batch") rows = std::stoll(value);
     else if (name == "sequence") length = std::stoll(value);
-    else if (name == "keep") keep = value;
+    else if (name == "lengths") {
+      std::istringstream numbers(value);
+      lengths.clear();
+      for (std::string number; std::getline(numbers, number, ',');) lengths.push_back(std::stoll(number));
+      rows = 1;
+      length = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    } else if (name == "keep") keep = value;
     else if (name == "loss_chunk_rows") memory.loss_chunk_rows = std::stoll(value);
     else if (name == "mlp_tile_rows") memory.mlp_tile_rows = std::stoll(value);
     else if (name == "weight_workspace") memory.weight_workspace = parse_weight_workspace(value);

@@ -27,7 +27,7 @@ int64_t MemorySettings::loss_chunk_rows_on(bool gpu, int64_t vocabulary) const {
   if (loss_chunk_rows > 0) return loss_chunk_rows;
   if (!gpu) return 512;
   int64_t rows = 2048;
-  for (int64_t room = 160'000; room < vocabulary && rows > 256; room *= 2) rows /= 2;
+  for (int64_t room = 150'000; room < vocabulary && rows > 256; room *= 2) rows /= 2;
   return rows;
 }
 

@@ -27,7 +27,7 @@ struct MemorySettings {
   /// Rows of logits that exist at a time: rows × vocabulary in the compute dtype. 0: as loss_chunk_rows_on() says.
   int64_t loss_chunk_rows = 0;
   /// loss_chunk_rows, or if it is 0 the device's own: 512 on a CPU, which gains nothing above; on a GPU 2048, whose products have a better
-  /// shape than those of fewer rows, and half of that for each doubling of a vocabulary beyond 160,000, as the logits would outgrow the rest.
+  /// shape than those of fewer rows, and half of that for each doubling of a vocabulary beyond 150,000, as the logits would outgrow the rest.
   [[nodiscard]] int64_t loss_chunk_rows_on(bool gpu, int64_t vocabulary) const;
   /// Rows that go through norm, gate, up, SwiGLU and down at a time, forward, recomputed and backward: the (M, 2·I) and (M, I)
   /// tensors never exist whole. 0: all rows at once. A multiple of kTileStep. Blocks that keep everything keep gate|up whole

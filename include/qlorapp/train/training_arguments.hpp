@@ -121,7 +121,7 @@ struct RunArguments {
               "mixture, from the first block on: input_only:20,everything:12 (one number may be omitted); or every:K or sqrt: only "
               "the input of every K-th or about every √N-th block"},
         Field{"loss_chunk_rows", &T::loss_chunk_rows,
-              "rows of logits computed at a time; 0: 2048 on a GPU, fewer with a vocabulary above 160,000, and 512 on a CPU"},
+              "rows of logits computed at a time; 0: 2048 on a GPU, fewer with a vocabulary above 150,000, and 512 on a CPU"},
         Field{"mlp_tile_rows", &T::mlp_tile_rows, "rows computed at a time in an MLP that is not kept; 0: all"},
         Field{"weight_workspace", &T::weight_workspace,
               "dequantized weights that a GPU holds at a time: layer (fastest), stack or projection (smallest)"},
