@@ -35,10 +35,8 @@ const Tokenizer* FolderText::native() {
 
 HfText& FolderText::through_transformers(const std::string& error) {
   if (!hf_) {
-    const auto names = ChatTemplate::names();
-    const bool named = std::find(names.begin(), names.end(), chat_template_) != names.end();  // rendered here
     try {
-      hf_ = HfText::start(folder_, model_, named ? "" : chat_template_);
+      hf_ = HfText::start(folder_, model_);
     } catch (const Error& reason) { throw FormatError(message("{} ({})", error, reason.what())); }
     if (!hf_) {
       throw FormatError(message("{}{}", error,
@@ -62,13 +60,14 @@ void FolderText::require_tokenizer(const std::string&) {
 
 bool FolderText::has_template() {
   if (!template_opened_) {
-    try {
-      if (!chat_template_.empty()) chat_ = ChatTemplate::choose(chat_template_, folder_);
-      else chat_ = ChatTemplate::from_folder(folder_);
-    } catch (const UnsupportedError& error) { hf_renders_ = through_transformers(error.what()).has_template(); }
+    chat_ = chat_template_.empty() ? ChatTemplate::from_folder(folder_) : ChatTemplate::choose(chat_template_, folder_);
+    if (chat_) {
+      if (native() != nullptr) chat_ = chat_->with_special_tokens(tokenizer_->special_tokens());
+      else if (!tokenizer_damage_) chat_ = chat_->with_special_tokens(through_transformers(tokenizer_error_).special_tokens());
+    }
     template_opened_ = true;
   }
-  return chat_.has_value() || hf_renders_;
+  return chat_.has_value();
 }
 
 void FolderText::require_template(const std::string& file) {
@@ -99,17 +98,11 @@ const std::vector<TokenId>& FolderText::eos_ids() { return native() != nullptr ?
 int64_t FolderText::id_limit() { return native() != nullptr ? tokenizer_->id_limit() : hf_->id_limit(); }
 
 RenderedChat FolderText::render(std::span<const Message> messages, const ChatOptions& options) {
-  if (chat_ && !chat_->knows_tools() && uses_tools(messages, options)) {
-    return through_transformers(message("[chat_template] this variant of {} supports only conversations without tools; got some "
-                                        "with tools. Remove these rows.",
-                                        chat_->name()))
-        .render(messages, options);
-  }
-  return chat_ ? chat_->render(messages, options) : hf_->render(messages, options);
+  return chat_->render(messages, options);
 }
 
-bool FolderText::reads_key(std::string_view key) { return chat_ ? chat_->reads_key(key) : hf_->reads_key(key); }
+bool FolderText::reads_key(std::string_view key) { return chat_->reads_key(key); }
 
-std::optional<std::string> FolderText::end_of_turn() { return chat_ ? std::optional(chat_->end_of_turn()) : std::nullopt; }
+std::optional<std::string> FolderText::end_of_turn() { return chat_->end_of_turn(); }
 
 }  // namespace qlorapp::cli

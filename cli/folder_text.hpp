@@ -54,7 +54,7 @@ class FolderText : public TextTools {
   std::unique_ptr<HfText> hf_;
   std::string tokenizer_error_;          ///< Why this library does not know the tokenizer: transformers may.
   std::exception_ptr tokenizer_damage_;  ///< Why no one is to read it.
-  bool tokenizer_opened_ = false, template_opened_ = false, hf_renders_ = false;
+  bool tokenizer_opened_ = false, template_opened_ = false;
 };
 
 }  // namespace qlorapp::cli

@@ -22,7 +22,6 @@
 
 #include "core/check.hpp"
 #include "qlorapp/json/json.hpp"
-#include "text/template_source.hpp"
 #include "text_copy.hpp"
 
 namespace qlorapp::cli {
@@ -78,7 +77,7 @@ std::vector<TextRange> ranges_of(const Json& list) {
 
 }  // namespace
 
-std::unique_ptr<HfText> HfText::start(const std::string& folder, const std::string& model, const std::string& chat_template) {
+std::unique_ptr<HfText> HfText::start(const std::string& folder, const std::string& model) {
   const char* python = std::getenv("QLORAPP_PYTHON");
   const char* script = std::getenv("QLORAPP_HF_TEXT");
   if (python == nullptr || script == nullptr || *python == '\0' || *script == '\0') return nullptr;
@@ -89,7 +88,7 @@ std::unique_ptr<HfText> HfText::start(const std::string& folder, const std::stri
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) fail("cannot be reached", errno);
   pid_t process = 0;
   try {
-    process = spawn(python, {script, copy.path(), model_copy ? model_copy->path() : copy.path(), chat_template}, ends[1]);
+    process = spawn(python, {script, copy.path(), model_copy ? model_copy->path() : copy.path()}, ends[1]);
   } catch (...) {
     close(ends[0]);
     close(ends[1]);
@@ -106,8 +105,7 @@ std::unique_ptr<HfText> HfText::start(const std::string& folder, const std::stri
     if (model_copy) replace_all(text, model_copy->path(), model);
     throw ValueError(text);
   }
-  out->has_template_ = !facts.at("template").is_null();
-  if (out->has_template_) out->template_ = facts.at("template").get<std::string>();
+  out->special_tokens_ = facts.at("special_tokens").get<std::vector<std::string>>();
   out->eos_ids_ = facts.at("eos_ids").get<std::vector<TokenId>>();
   if (!facts.at("eos_id").is_null()) out->eos_id_ = facts.at("eos_id").get<TokenId>();
   out->id_limit_ = facts.at("id_limit").get<int64_t>();
@@ -133,35 +131,6 @@ std::string HfText::decode(std::span<const TokenId> ids, bool skip_special_token
 std::optional<TokenId> HfText::token_to_id(std::string_view token) {
   const Json id = ask({{"do", "token"}, {"token", token}});
   return id.is_null() ? std::nullopt : std::optional(id.get<TokenId>());
-}
-
-RenderedChat HfText::render(std::span<const Message> messages, const ChatOptions& options) {
-  Json list = Json::array();
-  for (const Message& message : messages) {
-    Json entry{{"role", message.role}, {"content", message.content}};
-    if (!message.parts.empty()) entry["content"] = Json::array();
-    for (const std::string& part : message.parts) entry["content"].push_back({{"type", "text"}, {"text", part}});
-    if (!message.rest.empty()) entry.update(Json::parse(message.rest));
-    list.push_back(std::move(entry));
-  }
-  Json request{{"do", "render"}, {"messages", std::move(list)}, {"prompt", options.add_generation_prompt}};
-  if (!options.tools.empty()) request["tools"] = Json::parse(options.tools);
-  request["date"] = options.date_string.value_or(std::string(kDefaultDate));
-  request["turns"] = options.turns;
-  request["served"] = options.served;
-  const Json answer = ask(request);
-  RenderedChat out{answer.at("text").get<std::string>(), {}, /*rewrites=*/true};
-  for (const TextRange& range : ranges_of(answer.at("turns"))) {
-    out.turns.push_back({"assistant", range, range.begin, range.end, messages.size() - 1});
-  }
-  return out;
-}
-
-bool HfText::reads_key(std::string_view key) const {
-  if (names_key(template_, key)) return true;
-  // If the answer's header opens a thought, text_service.py writes the thoughts into the answer itself.
-  const auto header = template_.rfind("add_generation_prompt");
-  return key == "reasoning_content" && header != std::string::npos && template_.find("<think>", header) != std::string::npos;
 }
 
 Json HfText::ask(const Json& request) {
@@ -202,9 +171,9 @@ void HfText::await_answer(double seconds, double until) {
     if (cpu_seconds() <= until && waited <= seconds * kIdleFactor) continue;
     (void)::kill(process_, SIGKILL);
     stopped_ = message(
-        "[transformers] tokenizer and chat template may take {:.0f} s of CPU time for one row; they took more, and were stopped. "
-        "Is "
-        "there a loop without an end in the template? Give another with --chat_template, or set QLORAPP_TEXT_SECONDS.",
+        "[transformers] the tokenizer may take {:.0f} s of CPU time for one row; it took more, and was stopped. Is there a pattern "
+        "without "
+        "an end in tokenizer.json? Copy it from the model again, shorten the row, or set QLORAPP_TEXT_SECONDS.",
         seconds);
     throw ValueError(stopped_);
   }

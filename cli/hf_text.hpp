@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Tokenizer and chat template of transformers in a Python process beside this one: python/qlorapp/hf/text_service.py.
+/// A tokenizer of transformers in a Python process beside this one: python/qlorapp/hf/text_service.py.
 #pragma once
 
 #include <sys/types.h>
@@ -20,16 +20,14 @@ class HfText {
  public:
   /// @returns null without QLORAPP_PYTHON and QLORAPP_HF_TEXT (interpreter and script), which `python -m qlorapp` sets.
   /// @param model  the folder of the model that the tokenizer belongs to.
-  /// @param chat_template  a .jinja file in place of the folder's; empty: none.
   /// transformers reads a copy of the folders' files (text_copy.hpp).
   /// @throws ValueError with Python's message if transformers is missing or cannot read the folder; as TextCopy.
-  static std::unique_ptr<HfText> start(const std::string& folder, const std::string& model, const std::string& chat_template);
+  static std::unique_ptr<HfText> start(const std::string& folder, const std::string& model);
   ~HfText();
   HfText(const HfText&) = delete;
   HfText& operator=(const HfText&) = delete;
 
-  [[nodiscard]] bool has_template() const { return has_template_; }
-  [[nodiscard]] bool reads_key(std::string_view key) const;
+  [[nodiscard]] const std::vector<std::string>& special_tokens() const { return special_tokens_; }
   [[nodiscard]] const std::vector<TokenId>& eos_ids() const { return eos_ids_; }
   [[nodiscard]] std::optional<TokenId> eos_id() const { return eos_id_; }
   [[nodiscard]] int64_t id_limit() const { return id_limit_; }
@@ -37,7 +35,6 @@ class HfText {
   [[nodiscard]] Encoding encode(std::string_view text, bool add_special_tokens);
   [[nodiscard]] std::string decode(std::span<const TokenId> ids, bool skip_special_tokens);
   [[nodiscard]] std::optional<TokenId> token_to_id(std::string_view token);
-  [[nodiscard]] RenderedChat render(std::span<const Message> messages, const ChatOptions& options);
 
  private:
   HfText(int socket, pid_t process) : socket_(socket), process_(process) {}
@@ -53,8 +50,7 @@ class HfText {
   pid_t process_;
   std::string received_;
   std::string stopped_;  ///< Why the process was killed: the answer to every further request.
-  bool has_template_ = false;
-  std::string template_;  ///< Its source.
+  std::vector<std::string> special_tokens_;
   std::vector<TokenId> eos_ids_;
   std::optional<TokenId> eos_id_;
   int64_t id_limit_ = 0;

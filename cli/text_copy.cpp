@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text_copy.hpp"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,11 +26,11 @@ namespace {
 using files::path_in;
 
 constexpr int64_t kLargestFile = int64_t{256} << 20;  // no tokenizer is larger
-constexpr std::string_view kTemplates = "additional_chat_templates", kConfig = "tokenizer_config.json";
+constexpr std::string_view kConfig = "tokenizer_config.json";
 
 /// By the names that transformers' tokenizers give their files.
 bool belongs_to_text(std::string_view name) {
-  constexpr std::array<std::string_view, 9> kEndings{".json", ".jinja",    ".model",     ".vocab",   ".spm",
+  constexpr std::array<std::string_view, 8> kEndings{".json", ".model",    ".vocab",     ".spm",
                                                      ".bpe",  ".tiktoken", "merges.txt", "vocab.txt"};
   return name.starts_with("tokenizer.") ||
          (!name.ends_with(".index.json") &&
@@ -58,27 +57,13 @@ std::string without_paths(const std::string& text, const std::string& path) {
   return paths.empty() ? text : format::dump_python_json(config, {.indent = 2}) + "\n";
 }
 
-/// The Hugging Face cache links a file of a subfolder to ../../../blobs/<hex>.
-files::FileReader open(const std::string& folder, const std::string& below, const std::string& name) {
-  constexpr std::string_view kBlobs = "../../../blobs/";
-  const std::string inside = below.empty() ? folder : path_in(folder, below);
-  std::string target(4096, '\0');
-  const ssize_t length = below.empty() ? -1 : ::readlink(path_in(inside, name).c_str(), target.data(), target.size());
-  target.resize(length < 0 ? 0 : static_cast<size_t>(length));
-  const std::string blob = target.starts_with(kBlobs) ? target.substr(kBlobs.size()) : std::string();
-  if (blob.empty() || blob.find_first_not_of("0123456789abcdef") != std::string::npos)
-    return files::FileReader::open_inside(inside, name);
-  return files::FileReader::open_inside(path_in(folder, "../../blobs"), blob);
-}
-
-void copy(const std::string& folder, const std::string& below, const std::string& name, const std::string& to) {
-  const files::FileReader file = open(folder, below, name);
+void copy(const std::string& folder, const std::string& name, const std::string& to) {
+  const files::FileReader file = files::FileReader::open_inside(folder, name);
   if (file.size() > kLargestFile) return;
   const std::string text = file.read_all(static_cast<size_t>(kLargestFile));
-  const bool is_config = below.empty() && name == kConfig;
-  const std::string path = path_in(below.empty() ? to : path_in(to, below), name);
+  const std::string path = path_in(to, name);
   std::ofstream out(path, std::ios::binary);
-  out << (is_config ? without_paths(text, file.path()) : text);
+  out << (name == kConfig ? without_paths(text, file.path()) : text);
   if (!out.flush()) throw IoError(message("[transformers] cannot write {}: {}. Set TMPDIR.", path, std::strerror(ENOSPC)), ENOSPC);
 }
 
@@ -94,15 +79,7 @@ TextCopy::TextCopy(const std::string& folder) {
   path_ = made;
   try {
     for (const std::string& name : files::names_in(folder)) {
-      if (belongs_to_text(name)) copy(folder, "", name, path_);
-    }
-    struct stat status {};
-    const std::string templates = path_in(folder, kTemplates);
-    if (::lstat(templates.c_str(), &status) != 0) return;
-    QLORAPP_CHECK_FORMAT(S_ISDIR(status.st_mode), "[{}] must be a folder, not a link or a file. Remove it.", templates);
-    files::make_folders("transformers", path_in(path_, kTemplates));
-    for (const std::string& name : files::names_in(templates)) {
-      if (name.ends_with(".jinja")) copy(folder, std::string(kTemplates), name, path_);
+      if (belongs_to_text(name)) copy(folder, name, path_);
     }
   } catch (...) {
     files::remove_folder(path_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A private copy of the files of a model folder that transformers opens for tokenizer and chat template.
+/// A private copy of the files of a model folder that transformers opens for a tokenizer.
 #pragma once
 
 #include <string>

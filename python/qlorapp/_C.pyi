@@ -135,6 +135,12 @@ class CausalLM:
     def save(self, source: str, output: str, *, storage: str='uint8', skip_modules: collections.abc.Sequence[str] | None=None, compute_dtype: torch.dtype | None=None) -> None:
         """Writes the frozen base as a Hugging Face folder; include/qlorapp/io/save_model.hpp."""
 
+class ChatTemplate:
+    """include/qlorapp/text/chat_template.hpp."""
+    def __init__(self, jinja: str, tokens: collections.abc.Mapping[str, str], special_tokens: collections.abc.Sequence[str]) -> None: ...
+    def trained_texts(self, messages: str, wanted: collections.abc.Sequence[bool], tools: str, variables: str, today: str) -> list[tuple[str, list[tuple[int, int]]]]:
+        """[(text, trained ranges of its bytes)]; messages, tools and variables are JSON, "" for none; src/data/answers.hpp."""
+
 class CheckpointWriter:
     """A checkpoint under construction; it vanishes unless commit() is called."""
     def __init__(self, run: RunFolder, step: typing.SupportsInt) -> None: ...

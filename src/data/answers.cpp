@@ -30,24 +30,15 @@ class Conversation {
     options_.served = messages_[count - 1].role == "assistant";
     RenderedChat chat = tools_.render(messages_.first(count), options_);
     rendered_ += chat.text.size();
-    QLORAPP_CHECK_VALUE(
-        rendered_ <= kMostRendered,
-        "[chat_template] this template may rewrite earlier turns, so each answer is rendered with what stands before "
-        "it; of {} messages that is more than {} bytes. Split the conversation.",
-        messages_.size(), kMostRendered);
+    QLORAPP_CHECK_VALUE(rendered_ <= kMostRendered,
+                        "[chat_template] a template may rewrite earlier turns, so each answer is rendered with what stands before "
+                        "it; of {} messages that is more than {} bytes. Split the conversation.",
+                        messages_.size(), kMostRendered);
     return chat;
   }
 
-  static std::vector<TextRange> ranges_of(const RenderedChat& chat, std::size_t message) {
-    std::vector<TextRange> out;
-    for (const Turn& turn : chat.turns) {
-      if (turn.message == message) out.push_back({turn.begin, turn.end});
-    }
-    return out;
-  }
-
   static ServedAnswer served(const RenderedChat& chat, std::size_t message) {
-    ServedAnswer out{message, 0, 0, ranges_of(chat, message)};
+    ServedAnswer out{message, 0, 0, chat.turns};
     QLORAPP_CHECK_VALUE(!out.ranges.empty(),
                         "[chat_template] the template must write the assistant's message {}; it does not. Remove the message.",
                         message);
@@ -74,22 +65,12 @@ std::vector<TrainedText> trained_texts(TextTools& tools, std::span<const Message
   Conversation conversation(tools, messages, options);
   RenderedChat whole = conversation.render(messages.size());
   std::vector<ServedAnswer> open;
-  std::vector<TextRange> ranges;
   for (std::size_t i = 0; i < messages.size(); ++i) {
-    if (!wanted[i]) continue;
-    if (!whole.rewrites) {
-      const std::vector<TextRange> here = Conversation::ranges_of(whole, i);
-      ranges.insert(ranges.end(), here.begin(), here.end());
-    } else if (i + 1 == messages.size()) {
-      open.push_back(Conversation::served(whole, i));
-    } else {
-      open.push_back(Conversation::served(conversation.render(i + 1), i));
-    }
+    if (wanted[i]) open.push_back(Conversation::served(i + 1 == messages.size() ? whole : conversation.render(i + 1), i));
   }
   if (open.empty()) {
-    std::sort(ranges.begin(), ranges.end(), [](const TextRange& a, const TextRange& b) { return a.begin < b.begin; });
     std::vector<TrainedText> out;
-    out.push_back({std::move(whole.text), std::move(ranges), messages.size()});
+    out.push_back({std::move(whole.text), {}, messages.size()});
     return out;
   }
   std::vector<TrainedText> out;

@@ -2,75 +2,68 @@
 #include "qlorapp/text/chat_template.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <utility>
 
-#include "chat_form.hpp"
-#include "chat_writer.hpp"
+#include "chat_renderer.hpp"
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
 #include "files/folder.hpp"
+#include "jinja/template.hpp"
 #include "json_reading.hpp"
+#include "named_templates.hpp"
 #include "special_tokens.hpp"
-#include "template_source.hpp"
-#include "unicode.hpp"
-#include "unsupported.hpp"
 
 namespace qlorapp {
 namespace {
 
-constexpr size_t kLargestTemplate = 64 << 10;  // a larger one is none that is known here
 constexpr size_t kLargestTemplateFile = 4 << 20;
-constexpr size_t kLargestSource = 16 << 20;  // of templates that transformers renders
-constexpr std::string_view kHole = "{SYSTEM}";
 
-/// The text that stands for the hole of a statement, without its escapes; "" for equal statements without one.
-std::optional<std::string> fill_of_hole(std::string_view statement, std::string_view pattern) {
-  const auto hole = pattern.find(kHole);
-  if (hole == std::string_view::npos) return std::nullopt;
-  const std::string_view before = pattern.substr(0, hole), after = pattern.substr(hole + kHole.size());
-  if (statement.size() < before.size() + after.size() || !statement.starts_with(before) || !statement.ends_with(after))
-    return std::nullopt;
-  const std::string_view text = statement.substr(before.size(), statement.size() - before.size() - after.size());
-  std::string out;
-  for (std::size_t k = 0; k < text.size(); ++k) {
-    if (text[k] == '"') return std::nullopt;  // the string ends here: more than text stands in the hole
-    if (text[k] == '\\' && k + 1 < text.size()) ++k;
-    out += text[k];
-  }
-  return out;
-}
-
-struct Match {
-  std::optional<std::string> system;  ///< What stands in the holes, if there are some.
+struct Named {
+  std::string_view name;
+  std::string source;
 };
 
-/// Equal, but for holes that hold one text.
-std::optional<Match> match(const Statements& statements, const Statements& pattern) {
-  if (statements.size() != pattern.size()) return std::nullopt;
-  Match out;
-  for (std::size_t i = 0; i < pattern.size(); ++i) {
-    if (statements[i] == pattern[i] && pattern[i].find(kHole) == std::string::npos) continue;
-    auto text = fill_of_hole(statements[i], pattern[i]);
-    if (!text || (out.system && *out.system != *text)) return std::nullopt;
-    out.system = std::move(text);
-  }
-  return out;
+const std::vector<Named>& named_templates() {
+  static const std::vector<Named> all{
+      {"llama2", sources::llama2()},
+      {"llama3", sources::llama3()},
+      {"llama3.1", sources::llama31()},
+      {"chatml", sources::chatml()},
+      {"qwen2.5", sources::qwen25()},
+      {"qwen3", sources::qwen3()},
+      {"qwen3-instruct", sources::qwen3_instruct()},
+      {"mistral", sources::mistral_v1()},
+      {"mistral-v3", sources::mistral_v3("[INST] ", "' ' + message['content'] | trim")},
+      {"mistral-v3-tekken", sources::mistral_v3("[INST]", "message['content']")},
+      {"mistral-v7", sources::mistral_v7()},
+      {"gemma", sources::gemma()},
+      {"gemma3", sources::gemma3()},
+      {"phi3", sources::phi3()},
+      {"phi4", sources::phi4()},
+      {"phi4-mini", sources::phi4_mini()},
+      {"granite", sources::granite()},
+      {"cohere", sources::cohere()},
+      {"olmo2", sources::tulu(true)},
+      {"tulu", sources::tulu(false)},
+      {"exaone3.5", sources::exaone()},
+      {"deepseek-r1-distill", sources::deepseek_distill()},
+      {"zephyr", sources::zephyr()},
+      {"alpaca", sources::alpaca()},
+  };
+  return all;
 }
 
-struct Known {
-  const ChatForm* form;
-  TemplateStatements statements;
-};
+bool is_in_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-const std::vector<Known>& known_templates() {
-  static const std::vector<Known> known = [] {
-    std::vector<Known> out;
-    for (const ChatForm& form : chat_forms()) {
-      for (const std::string& source : form.sources) out.push_back({&form, template_statements(source).value()});
-    }
-    return out;
-  }();
-  return known;
+/// Whether a template looks at a key: by an attribute or by a string.
+bool names_key(std::string_view jinja, std::string_view key) {
+  for (std::size_t at = jinja.find(key); at != std::string_view::npos; at = jinja.find(key, at + 1)) {
+    const char before = at > 0 ? jinja[at - 1] : ' ', behind = at + key.size() < jinja.size() ? jinja[at + key.size()] : ' ';
+    if (before == '.' ? !is_in_name(behind) : (before == '\'' || before == '"') && behind == before) return true;
+  }
+  return false;
 }
 
 /// chat_template of tokenizer_config.json: a string, or a list of named ones of which "default" counts.
@@ -100,39 +93,36 @@ std::string token_in(const nlohmann::json& config, const char* key) {
   return has_content ? (*entry)["content"].get<std::string>() : std::string();
 }
 
-void check_eos(const ChatForm& form, const std::string& eos, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(
-      !eos.empty() || (form.assistant.end != "{eos}" && form.ending != "{eos}"),
-      "[{}] tokenizer_config.json must name eos_token, because the chat template writes it; it does not. Add it there.", where);
-}
-
-struct FolderTokens {
-  TokenizerConfig config;
-  std::string bos, eos;
-};
-
-FolderTokens tokens_in(const std::string& folder) {
-  FolderTokens out{read_tokenizer_config(folder), {}, {}};
-  out.bos = token_in(out.config.values, "bos_token");
-  out.eos = token_in(out.config.values, "eos_token");
+/// The variables of a template that name a special token, as transformers gives them.
+jinja::Dict tokens_of(const nlohmann::json& config) {
+  jinja::Dict out;
+  for (const char* const key : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+    std::string token = token_in(config, key);
+    if (!token.empty()) out.entries.emplace_back(key, std::move(token));
+  }
   return out;
 }
 
 }  // namespace
 
-ChatTemplate::ChatTemplate(const ChatForm& form, std::string bos_token, std::string eos_token)
-    : form_(&form), bos_token_(std::move(bos_token)), eos_token_(std::move(eos_token)) {
-  if (form.default_system) default_system_ = std::string(*form.default_system);
+ChatTemplate::ChatTemplate(std::string_view jinja, jinja::Dict tokens, const std::string& where) {
+  QLORAPP_CHECK_FORMAT(
+      tokens.find("eos_token") != nullptr || jinja.find("eos_token") == std::string_view::npos,
+      "[{}] tokenizer_config.json must name eos_token, because the chat template writes it; it does not. Add it there.", where);
+  std::vector<std::string> specials;
+  for (const auto& [key, token] : tokens.entries) specials.push_back(*token.text());
+  parts_ = std::make_shared<const Parts>(
+      Parts{jinja::Template(jinja, where), std::string(jinja), std::move(tokens), std::move(specials)});
 }
 
 std::optional<ChatTemplate> ChatTemplate::from_folder(const std::string& folder) {
-  const FolderTokens tokens = tokens_in(folder);
+  const TokenizerConfig config = read_tokenizer_config(folder);
   const std::string jinja_path = files::path_in(folder, "chat_template.jinja");
   if (files::has_entry(folder, "chat_template.jinja"))
-    return from_source(read_file_inside(jinja_path, kLargestTemplateFile), tokens.bos, tokens.eos, jinja_path);
-  const auto jinja = template_in(tokens.config.values, tokens.config.path);
+    return ChatTemplate(read_file_inside(jinja_path, kLargestTemplateFile), tokens_of(config.values), jinja_path);
+  const auto jinja = template_in(config.values, config.path);
   if (!jinja) return std::nullopt;
-  return from_source(*jinja, tokens.bos, tokens.eos, tokens.config.path);
+  return ChatTemplate(*jinja, tokens_of(config.values), config.path);
 }
 
 namespace {
@@ -141,9 +131,9 @@ bool is_file(const std::string& name_or_file) {
   return name_or_file.ends_with(".jinja") || name_or_file.find('/') != std::string::npos;
 }
 
-const ChatForm& form_of(std::string_view name) {
-  for (const ChatForm& form : chat_forms()) {
-    if (form.name == name) return form;
+const std::string& source_of(std::string_view name) {
+  for (const Named& one : named_templates()) {
+    if (one.name == name) return one.source;
   }
   throw ValueError(message("[chat_template] must be one of {}, or the path of a .jinja file; got '{}'.{}",
                            joined(ChatTemplate::names()), name, did_you_mean(name, ChatTemplate::names())));
@@ -152,12 +142,7 @@ const ChatForm& form_of(std::string_view name) {
 }  // namespace
 
 std::string ChatTemplate::source(const std::string& name_or_file) {
-  if (is_file(name_or_file)) return read_file(name_or_file, kLargestSource);
-  const ChatForm& form = form_of(name_or_file);
-  std::string jinja = form.sources.front();
-  for (size_t at = jinja.find(kHole); at != std::string::npos; at = jinja.find(kHole, at))
-    jinja.replace(at, kHole.size(), form.default_system.value_or(""));
-  return jinja;
+  return is_file(name_or_file) ? read_file(name_or_file, kLargestTemplateFile) : source_of(name_or_file);
 }
 
 bool ChatTemplate::is_in(const std::string& folder) {
@@ -167,44 +152,44 @@ bool ChatTemplate::is_in(const std::string& folder) {
 }
 
 ChatTemplate ChatTemplate::choose(const std::string& name_or_file, const std::string& folder) {
-  const FolderTokens tokens = tokens_in(folder);
-  if (is_file(name_or_file))
-    return from_source(read_file(name_or_file, kLargestTemplateFile), tokens.bos, tokens.eos, name_or_file);
-  ChatTemplate out = named(name_or_file, tokens.bos, tokens.eos);
-  check_eos(*out.form_, tokens.eos, tokens.config.path);
+  const TokenizerConfig config = read_tokenizer_config(folder);
+  const std::string jinja = source(name_or_file);
+  return {jinja, tokens_of(config.values), is_file(name_or_file) ? name_or_file : config.path};
+}
+
+ChatTemplate ChatTemplate::from_source(std::string_view jinja, const std::map<std::string, std::string>& tokens,
+                                       const std::string& where) {
+  jinja::Dict variables;
+  for (const auto& [key, token] : tokens) variables.set(key, token);
+  return {jinja, std::move(variables), where};
+}
+
+ChatTemplate ChatTemplate::named(std::string_view name, const std::string& bos_token, const std::string& eos_token) {
+  return from_source(source_of(name), {{"bos_token", bos_token}, {"eos_token", eos_token}}, "chat_template");
+}
+
+std::span<const std::string_view> ChatTemplate::names() {
+  static const std::vector<std::string_view> names = [] {
+    std::vector<std::string_view> out;
+    for (const Named& one : named_templates()) out.push_back(one.name);
+    return out;
+  }();
+  return names;
+}
+
+ChatTemplate ChatTemplate::with_special_tokens(std::span<const std::string> tokens) const {
+  ChatTemplate out = *this;
+  auto parts = std::make_shared<Parts>(*parts_);
+  parts->specials.insert(parts->specials.end(), tokens.begin(), tokens.end());
+  out.parts_ = std::move(parts);
   return out;
 }
 
-ChatTemplate ChatTemplate::from_source(std::string_view jinja, std::string bos_token, std::string eos_token,
-                                       const std::string& where) {
-  const auto statements = jinja.size() <= kLargestTemplate ? template_statements(jinja) : std::nullopt;
-  for (const bool plain : {false, true}) {
-    for (const Known& known : known_templates()) {
-      if (!statements) break;
-      const auto found = plain ? match(statements->plain, known.statements.plain) : match(statements->all, known.statements.all);
-      if (!found) continue;
-      ChatTemplate out(*known.form, std::move(bos_token), std::move(eos_token));
-      check_eos(*known.form, out.eos_token_, where);
-      if (found->system) out.default_system_ = found->system;
-      out.knows_tools_ = !plain;
-      return out;
-    }
-  }
-  throw UnsupportedError(
-      message("[{}] the chat template must be one of {}; got another one. Templates are compared here, never run. Choose one with "
-              "--chat_template NAME or FILE, or install transformers (pip install \"qlorapp[hf]\"): the wheel's qlorapp command "
-              "then renders any template.",
-              where, joined(names())));
-}
-
-ChatTemplate ChatTemplate::named(std::string_view name, std::string bos_token, std::string eos_token) {
-  return {form_of(name), std::move(bos_token), std::move(eos_token)};
-}
-
-std::span<const std::string_view> ChatTemplate::names() { return chat_form_names(); }
-
 bool ChatTemplate::reads_key(std::string_view key) const {
-  return names_key(form_->sources.front(), key) || (!form_->opens.empty() && key == "reasoning_content");
+  if (names_key(parts_->source, key)) return true;
+  // If the answer's header opens a thought, the thoughts are written into the answer (ChatRenderer::answer_behind_opening()).
+  const auto header = parts_->source.rfind("add_generation_prompt");
+  return key == "reasoning_content" && header != std::string::npos && parts_->source.find("<think>", header) != std::string::npos;
 }
 
 std::string joined_parts(std::span<const std::string> parts) {
@@ -213,30 +198,21 @@ std::string joined_parts(std::span<const std::string> parts) {
   return out;
 }
 
-std::string_view ChatTemplate::name() const { return form_->name; }
-
-std::string ChatTemplate::end_of_turn() const {
-  return form_->assistant.end == "{eos}" ? eos_token_ : std::string(form_->assistant.end);
-}
+std::optional<std::string> ChatTemplate::end_of_turn() const { return end_of_answer(*parts_); }
 
 RenderedChat ChatTemplate::render(std::span<const Message> messages, const ChatOptions& options) const {
   QLORAPP_CHECK_VALUE(!messages.empty(),
                       "[chat_template] a conversation must have a message; got none. Add one, or remove the row.");
-  QLORAPP_CHECK_VALUE(knows_tools_ || !uses_tools(messages, options),
-                      "[chat_template] this variant of {} supports only conversations without tools; the row has tools. Install "
-                      "transformers (pip install \"qlorapp[hf]\") and use the wheel's qlorapp command, or remove the row.",
-                      name());
-  std::vector<Message> trimmed;
-  if (form_->trims_parts && std::any_of(messages.begin(), messages.end(), [](const Message& m) { return !m.parts.empty(); })) {
-    trimmed.assign(messages.begin(), messages.end());
-    for (Message& message : trimmed) {
-      if (message.parts.empty() || message.role == "system") continue;
-      message.content.clear();
-      for (const std::string& part : message.parts) message.content += unicode::strip(part);
-    }
-    messages = trimmed;
+  constexpr std::array<std::string_view, 3> kRoles{"system", "user", "assistant"};
+  for (const Message& one : messages) {
+    // A template writes any role, or leaves the message out: a misspelled one would not be noticed.
+    const bool known = std::find(kRoles.begin(), kRoles.end(), one.role) != kRoles.end() || names_key(parts_->source, one.role);
+    const std::string hint = known ? std::string() : did_you_mean(one.role, kRoles, 2);
+    QLORAPP_CHECK_VALUE(hint.empty(),
+                        "[chat_template] a role must be one that the template knows; got '{}'.{} Rename it, or remove the row.",
+                        one.role, hint);
   }
-  return write_chat(*form_, {bos_token_, eos_token_}, default_system_, messages, options);
+  return ChatRenderer(*parts_, messages, options).render();
 }
 
 }  // namespace qlorapp

@@ -5,6 +5,10 @@
 
 namespace qlorapp {
 
+GivenTextTools::GivenTextTools(const Tokenizer* tokenizer, const ChatTemplate* chat) : tokenizer_(tokenizer) {
+  if (chat != nullptr) chat_ = tokenizer != nullptr ? chat->with_special_tokens(tokenizer->special_tokens()) : *chat;
+}
+
 void GivenTextTools::require_tokenizer(const std::string& file) {
   QLORAPP_CHECK_VALUE(
       tokenizer_ != nullptr,
@@ -13,7 +17,7 @@ void GivenTextTools::require_tokenizer(const std::string& file) {
 }
 
 void GivenTextTools::require_template(const std::string& file) {
-  QLORAPP_CHECK_VALUE(chat_ != nullptr,
+  QLORAPP_CHECK_VALUE(chat_.has_value(),
                       "[{}] rows of messages need a chat template; the model has none. Choose one by name (--chat_template): {}; "
                       "or write rows with 'prompt' and 'completion'.",
                       file, joined(ChatTemplate::names()));

@@ -299,6 +299,14 @@ bool Tokenizer::is_special(TokenId id) const {
 
 int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(tables_->tokens.size()); }
 int64_t Tokenizer::id_limit() const { return int64_t{tables_->largest} + 1; }
+std::vector<std::string> Tokenizer::special_tokens() const {
+  std::vector<std::string> out;
+  for (const auto& [id, token] : tables_->tokens) {
+    if (token.special) out.push_back(token.text);
+  }
+  return out;
+}
+
 std::optional<TokenId> Tokenizer::bos_id() const { return tables_->special.bos; }
 std::optional<TokenId> Tokenizer::eos_id() const { return tables_->special.eos; }
 std::optional<TokenId> Tokenizer::pad_id() const { return tables_->special.pad; }

@@ -6,7 +6,7 @@
 
 namespace qlorapp {
 
-/// A tokenizer or template of a kind that this library does not know. Damage, links and exceeded limits are plain FormatErrors: the
+/// A tokenizer of a kind that this library does not know. Damage, links and exceeded limits are plain FormatErrors: the
 /// commands try transformers after this error alone.
 class UnsupportedError : public FormatError {
  public:

@@ -15,7 +15,6 @@
 #include "qlorapp/data/dataset.hpp"
 #include "qlorapp/text/chat_template.hpp"
 #include "qlorapp/text/tokenizer.hpp"
-#include "text/chat_form.hpp"
 #include "text/pretokenize.hpp"
 #include "text/tokenizer_json.hpp"
 #include "text/unicode.hpp"
@@ -84,8 +83,9 @@ json render(const json& request) {
   if (request.contains("name")) chat = qlorapp::ChatTemplate::named(request["name"].get<std::string>());
   else if (request.contains("folder")) chat = qlorapp::ChatTemplate::from_folder(request["folder"].get<std::string>());
   else
-    chat = qlorapp::ChatTemplate::from_source(request["source"].get<std::string>(), request["bos"].get<std::string>(),
-                                              request.value("eos", "</e!>"), "t.jinja");
+    chat = qlorapp::ChatTemplate::from_source(
+        request["source"].get<std::string>(),
+        {{"bos_token", request["bos"].get<std::string>()}, {"eos_token", request.value("eos", "</e!>")}}, "t.jinja");
   if (!chat) return nullptr;
   std::vector<qlorapp::Message> messages;
   for (const auto& message : request["messages"]) {
@@ -97,24 +97,12 @@ json render(const json& request) {
   qlorapp::ChatOptions options;
   if (request.contains("tools")) options.tools = request["tools"].dump();
   options.add_generation_prompt = request.value("prompt", false);
+  options.served = options.turns = request.value("served", false);
   if (request.contains("date")) options.date_string = request["date"].get<std::string>();
   const auto rendered = chat->render(messages, options);
   json turns = json::array();
-  for (const auto& turn : rendered.turns) turns.push_back({turn.role, turn.content.begin, turn.content.end, turn.end, turn.begin});
-  return {{"text", to_hex(rendered.text)},
-          {"turns", turns},
-          {"name", chat->name()},
-          {"end", chat->end_of_turn()},
-          {"knows_tools", chat->knows_tools()}};
-}
-
-/// What the table of built-in templates holds: [name, Jinja].
-json templates() {
-  json out = json::array();
-  for (const auto& form : qlorapp::chat_forms()) {
-    for (const std::string& source : form.sources) out.push_back({form.name, source});
-  }
-  return out;
+  for (const auto& turn : rendered.turns) turns.push_back({turn.begin, turn.end});
+  return {{"text", to_hex(rendered.text)}, {"turns", turns}, {"end", chat->end_of_turn().value_or("")}};
 }
 
 qlorapp::DatasetOptions options_of(const json& request) {
@@ -183,7 +171,6 @@ class Probe {
     if (command == "render") return render(request);
     if (command == "gunzip") return gunzip(request);
     if (command == "rows") return rows(request);
-    if (command == "templates") return templates();
     if (command == "template_source") return qlorapp::ChatTemplate::source(request["name"].get<std::string>());
     if (command == "template_names") return qlorapp::ChatTemplate::names();
     if (command == "load") {
@@ -230,7 +217,8 @@ class Probe {
       std::optional<qlorapp::ChatTemplate> chat;
       if (request.contains("chat")) chat = qlorapp::ChatTemplate::named(request["chat"].get<std::string>());
       if (request.contains("chat_source"))
-        chat = qlorapp::ChatTemplate::from_source(request["chat_source"].get<std::string>(), "<s!>", "</e!>", "t.jinja");
+        chat = qlorapp::ChatTemplate::from_source(request["chat_source"].get<std::string>(),
+                                                  {{"bos_token", "<s!>"}, {"eos_token", "</e!>"}}, "t.jinja");
       const bool use_tokenizer = tokenizer_ && request.value("tokenizer", true);
       const auto data = qlorapp::Dataset::read(request["path"].get<std::string>(), options_of(request),
                                                use_tokenizer ? &*tokenizer_ : nullptr, chat ? &*chat : nullptr);

@@ -31,8 +31,8 @@
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/json/json.hpp"
+#include "qlorapp/text/chat_template.hpp"
 #include "text/json_reading.hpp"
-#include "text/template_source.hpp"
 #include "text/tokenizer_json.hpp"
 #include "train/run_state_reader.hpp"
 
@@ -155,7 +155,11 @@ void gzip(std::string_view input) {
 }
 void json(std::string_view input) { (void)format::parse_json(input, "fuzz"); }
 void tokenizer(std::string_view input) { (void)read_tokenizer_json(input, "fuzz"); }
-void chat_template(std::string_view input) { (void)template_statements(input); }
+void chat_template(std::string_view input) {
+  static const std::vector<Message> kMessages{{"system", "s"}, {"user", "u"}, {"assistant", "<think>t</think>a"}};
+  (void)ChatTemplate::from_source(input, {{"bos_token", "<s>"}, {"eos_token", "</s>"}}, "template")
+      .render(kMessages, {.tools = R"([{"name": "f"}])", .served = true});
+}
 void rows(std::string_view input) {
   const FileFormat format =
       input.empty() ? FileFormat::kJson : static_cast<FileFormat>(1 + static_cast<unsigned char>(input.front()) % 5);

@@ -223,6 +223,32 @@ MUTANTS = [
         ),
     ),
     *within(
+        "jinja",
+        "src/text/jinja/template.cpp",
+        (
+            "steps_without_end",
+            "if (steps_ > kMostSteps)",
+            "if (steps_ < 0)",
+            py("test_jinja.py", "refused_by_rule_and_soon", PROBE),
+        ),
+        ("a_loop_turn_leaks", "scope->names.clear();", "(void)scope;", py("test_jinja.py", "writes_what_jinja2", PROBE)),
+    ),
+    *within(
+        "jinja_white_space",
+        "src/text/jinja/lexer.cpp",
+        ("line_before_a_tag", "source_[tag - text.size() - 1] == '\\n'", "true", py("test_jinja.py", "white_space", PROBE)),
+    ),
+    *within(
+        "served_answers",
+        "src/text/chat_renderer.cpp",
+        (
+            "answer_without_its_head",
+            "      text = head + text.substr(begin);\n",
+            "",
+            py("test_trained_turns.py", "stands_in_the_last_question", PROBE),
+        ),
+    ),
+    *within(
         "json_rows",
         "src/text/json_reading.cpp",
         (

@@ -10,8 +10,8 @@ import qlorapp
 import torch
 import transformers
 import trl
-from qlorapp.hf import assistant_turns, text_service
-from test_chat_template import CALL
+from qlorapp.hf import assistant_turns
+from test_chat_template import CALL, named
 from test_data import data_with_tokens
 from test_hf_trl import COMMON, TINY, adapted, in_cpp, losses
 from test_trained_turns import SPECIAL, THINKING, assistant, user
@@ -45,7 +45,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sources(data):
     """Templates under their names; a comment in front of each hides those that TRL knows."""
-    built_in = {name: source for name, source in reversed(data.probe.ask("templates")) if "{SYSTEM}" not in source}
+    built_in = dict(named(data.probe))
     of_trl = {
         "DeepSeek R1 distill": "deepseek_r1_distill",
         "GLM 4 MoE": "glm4moe",
@@ -205,21 +205,28 @@ def test_variables_of_the_template_and_tools_reach_it(data, sources):
     assert pieces(tokenizer, rows_of(tokenizer, [row])[0])[0].startswith("clockglad<|user|>")
 
 
-def test_the_day_of_a_template_is_the_one_that_the_command_gives(data):
-    """SmolLM3, Granite 3.3 and Mistral Small write the day of the call."""
-    source = "{{ strftime_now('%d %B %Y') }}{% if date_string is defined %}{{ date_string }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
-    service = text_service.Service.over(tokenizer_of(data, source))
-    assert service.render([user("q")], False, turns=False, date="26 Jul 2024")["text"] == "26 July 202426 Jul 2024q"
-    today = service.render([user("q")], False, turns=False)["text"]
-    assert today.endswith(f"{datetime.date.today().year}q") or "2024" not in today
-    assert service.render([user("q")], False, turns=False, date="any day")["text"].endswith("any dayq")
+def test_the_day_of_a_template_is_the_day_of_the_call(data):
+    """SmolLM3, Granite 3.3 and Mistral Small write it. The command writes one day (docs/sft.md), or the one that it is given."""
+    source = (
+        "{{ strftime_now('%d %B %Y|%-d.%m.%y %a %A %b') }}{% if date_string is defined %}{{ date_string }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    turns = [user("q"), assistant("a")]
+    text = pieces(tokenizer_of(data, source), rows_of(tokenizer_of(data, source), [{"messages": turns}])[0])[0]
+    day = datetime.date.today()
+    assert f"{day:%d %B %Y}|{day.day}.{day:%m.%y %a %A %b}qa" in text
+    for date, want in (
+        ("1 Feb 2028", "01 February 2028|1.02.28 Tue Tuesday Feb1 Feb 2028"),
+        (None, "26 July 2024|26.07.24 Fri Friday Jul"),
+    ):
+        got = data.probe.ask("render", source=source, bos="", messages=turns, **({"date": date} if date else {}))
+        assert bytes.fromhex(got["text"]).decode().startswith(want + "q")
 
 
 @pytest.mark.parametrize(
     "source, rule",
     [
         ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", r"cannot be located in this chat template's text. Put \{% generation %\}"),
-        ("{% for m in messages %}{{ m['content'] }}{{ range(99999) | random }}{% endfor %}", "must write the same text each time|cannot be located"),
     ],
 )  # fmt: skip
 def test_a_template_whose_answers_cannot_be_found_is_refused(data, source, rule):

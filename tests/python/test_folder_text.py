@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands open a tokenizer and a template when a row needs them, and what C++ does not know is read through transformers."""
+"""The commands open a tokenizer and a template when a row needs them, and a tokenizer that C++ does not know is read through transformers."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tiny_run import qlorapp, write_model, write_rows
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-#: No known template: answers are shouted, and what is said stands in brackets.
+#: Nobody's template.
 UNUSUAL = (
     "{{ bos_token }}{% for m in messages %}{{ '(' + m.role + ')' }}{% if m.tool_calls %}{% for c in m.tool_calls %}"
     "{{ '!' + c.function.name + '=' + (c.function.arguments | tojson) }}{% endfor %}{% else %}{{ m.content }}{% endif %}"
@@ -32,7 +32,7 @@ TRAIN = ["--max_steps", "1", "--logging_steps", "1", "--use_cpu"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A byte-level model whose template C++ does not know."""
+    """A byte-level model with a template of its own."""
     folder = write_model(tmp_path_factory.mktemp("folder_text") / "model")
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -118,15 +118,17 @@ def test_rows_of_tokens_train_beside_an_unknown_tokenizer_without_facts_that_nee
 def test_generate_raw_needs_no_template(model):
     raw = ["generate", "--model", model, "--prompt", "hi", "--max_new_tokens", 2, "--device", "cpu"]
     assert qlorapp(*raw, "--raw").returncode == 0
-    refused = qlorapp(*raw)
-    assert refused.returncode == 2 and "the chat template must be one of [llama2," in refused.stderr
+    assert qlorapp(*raw).returncode == 0
 
 
-def test_conversations_beside_an_unknown_template_are_refused_with_two_ways_out(model, tmp_path):
-    result = train(qlorapp, model, [CHAT], tmp_path)
+def test_a_template_that_is_not_computed_here_is_refused_with_its_way_out_where_a_row_needs_it(model, tmp_path):
+    own = shutil.copytree(model, tmp_path / "own")
+    (own / "chat_template.jinja").write_text("\n{% include 'x' %}")
+    result = train(qlorapp, own, [CHAT], tmp_path)
     assert result.returncode == 2 and result.stderr.count("\n") == 1
-    assert "chat_template.jinja] the chat template must be one of" in result.stderr
-    assert "--chat_template NAME or FILE" in result.stderr and 'pip install "qlorapp[hf]"' in result.stderr
+    assert "chat_template.jinja] line 2: the chat template uses {% include %}, which is not computed here" in result.stderr
+    assert "--chat_template NAME or FILE" in result.stderr
+    assert train(qlorapp, own, [{"text": "Hi"}], tmp_path).returncode == 0
 
 
 # --- --chat_template
@@ -140,9 +142,9 @@ def test_the_option_that_messages_name_is_there(command):
 def test_a_template_is_chosen_by_name_or_by_file(model, tmp_path):
     by_name = sample_of(train(qlorapp, model, [CHAT] * 2, tmp_path, "--chat_template", "zephyr", "--assistant_only_loss"))
     file = tmp_path / "zephyr.jinja"
-    file.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    unknown = train(qlorapp, model, [CHAT] * 2, tmp_path, "--chat_template", file)
-    assert unknown.returncode == 2 and str(file) in unknown.stderr
+    file.write_text("{% for m in messages %}{{ m.content }}{% end %}")
+    damaged = train(qlorapp, model, [CHAT] * 2, tmp_path, "--chat_template", file)
+    assert damaged.returncode == 2 and f"{file}] line 1: the chat template must be Jinja" in damaged.stderr
     file.write_text("".join(part for part in zephyr()))
     assert sample_of(train(qlorapp, model, [CHAT] * 2, tmp_path, "--chat_template", file, "--assistant_only_loss")) == by_name
     assert "<|assistant|>\n«one two<|eot_id|>»" in by_name
@@ -169,24 +171,19 @@ def test_an_unknown_name_lists_the_names(model, tmp_path):
 # --- through transformers
 
 
-@pytest.mark.parametrize("folder", ["model", "unusual"])
-def test_any_template_and_tokenizer_is_read_through_transformers(request, tmp_path, folder):
-    folder = request.getfixturevalue(folder)
-    result = train(through_python, folder, [CHAT] * 3, tmp_path, "--assistant_only_loss")
-    assert result.stdout.count("read through transformers: ") == 1
-    theirs = AutoTokenizer.from_pretrained(folder)
-    trained = (
-        "one two<end>" if folder.name == "wordpiece" else "one two"
-    )  # <end> is no token of the other, so it ends nothing there
-    assert f"«{trained}»" in closed_up(sample_of(result))
-    ids = theirs.apply_chat_template(CHAT["messages"], tokenize=True, return_dict=True)["input_ids"]
-    assert f": {3 * len(ids)} tokens, " in result.stdout
-    evaluated = through_python("eval", "--model", folder, "--data", tmp_path / "rows.jsonl", "--device", "cpu")
-    assert evaluated.returncode == 0 and "eval_loss" in evaluated.stdout, evaluated.stderr
-    prompt = ["generate", "--model", folder, "--prompt", "one", "--max_new_tokens", 2, "--device", "cpu"]
-    assert through_python(*prompt).returncode == 0
-    if folder.name == "wordpiece":
-        assert qlorapp(*prompt, "--raw").returncode == 2 and through_python(*prompt, "--raw").returncode == 0
+def test_any_template_is_rendered_here_and_any_tokenizer_is_read_through_transformers(model, unusual, tmp_path):
+    for folder, run in (model, qlorapp), (unusual, through_python):
+        result = train(run, folder, [CHAT] * 3, tmp_path, "--assistant_only_loss")
+        assert result.stdout.count("read through transformers: ") == (folder == unusual)
+        theirs = AutoTokenizer.from_pretrained(folder)
+        assert "«one two<end>»" in closed_up(sample_of(result))
+        ids = theirs.apply_chat_template(CHAT["messages"], tokenize=True, return_dict=True)["input_ids"]
+        assert f": {3 * len(ids)} tokens, " in result.stdout
+        evaluated = run("eval", "--model", folder, "--data", tmp_path / "rows.jsonl", "--device", "cpu")
+        assert evaluated.returncode == 0 and "eval_loss" in evaluated.stdout, evaluated.stderr
+        prompt = ["generate", "--model", folder, "--prompt", "one", "--max_new_tokens", 2, "--device", "cpu"]
+        assert run(*prompt).returncode == 0
+    assert qlorapp(*prompt, "--raw").returncode == 2 and through_python(*prompt, "--raw").returncode == 0
 
 
 def test_text_and_completions_get_the_labels_that_this_library_gives(unusual, tmp_path):
@@ -202,7 +199,7 @@ def test_generation_blocks_say_what_is_trained(unusual, tmp_path):
     assert "«one two»" in closed_up(sample_of(result))
 
 
-def test_tool_calls_are_trained_through_transformers_too(unusual, tmp_path):
+def test_tool_calls_are_trained_with_a_tokenizer_of_transformers_too(unusual, tmp_path):
     call = {"function": {"name": "weather", "arguments": {"zone": "one"}}}
     row = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": None, "tool_calls": [call]}]}
     result = train(through_python, unusual, [row], tmp_path, "--assistant_only_loss")
@@ -216,7 +213,7 @@ FORGETFUL = UNUSUAL.replace(
 )
 
 
-def test_through_transformers_each_answer_is_trained_as_it_is_served_and_flags_mask(unusual, tmp_path):
+def test_each_answer_is_trained_as_it_is_served_and_flags_mask(unusual, tmp_path):
     file = tmp_path / "forgetful.jinja"
     file.write_text(FORGETFUL)
     user, part = {"role": "user", "content": "one"}, [{"type": "text", "text": "two"}]
@@ -252,7 +249,7 @@ def test_a_thought_that_the_header_opens_is_trained_behind_it(model, tmp_path):
     result = train(through_python, model, [{"messages": [user, answer, user, by_key]}], tmp_path, *more)
     said = result.stdout + result.stderr
     assert "1 rows became 2 samples" in said and "keys of messages not used" not in said, said
-    assert "(assistant)<think>\\n«hm\\n</think>\\n\\nyes»" in said or "(assistant)<think>\n«hm\n</think>\n\nyes»" in said, said
+    assert "(assistant)<think>\n«hm\n</think>\n\nyes<end>»" in said, said
 
 
 @pytest.mark.parametrize(
@@ -273,17 +270,20 @@ def test_text_that_any_template_leaves_out_is_refused(unusual, tmp_path, message
     )
 
 
-def test_what_transformers_refuses_is_one_line_with_the_row(unusual, tmp_path):
+def test_what_a_template_refuses_is_one_line_with_the_row(unusual, tmp_path):
     bad = UNUSUAL.replace("{% else %}", "{% elif m.content == 'no' %}{{ raise_exception('no is no answer') }}{% else %}")
     file = tmp_path / "raises.jinja"
     file.write_text(bad)
     rows = [CHAT, {"messages": [{"role": "user", "content": "no"}]}]
     result = train(through_python, unusual, rows, tmp_path, "--chat_template", file)
     assert result.returncode == 2 and result.stderr.count("\n") == 1
-    assert "rows.jsonl:2] the conversation must fit the template: [transformers] no is no answer" in result.stderr
+    assert (
+        "rows.jsonl:2] the conversation must fit the template: [chat_template] the template refuses the conversation: no is no answer"
+        in result.stderr
+    )
 
 
-def test_without_transformers_the_refusal_says_how_to_get_it(model, tmp_path):
+def test_without_transformers_the_refusal_says_how_to_get_it(unusual, tmp_path):
     hidden = tmp_path / "hidden" / "transformers"
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").write_text("raise ImportError('not here')")
@@ -291,18 +291,18 @@ def test_without_transformers_the_refusal_says_how_to_get_it(model, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(hidden.parent), "QLORAPP_PYTHON": sys.executable, "QLORAPP_HF_TEXT": str(script)}
     data = write_rows(tmp_path / "rows.jsonl", [CHAT])
     result = subprocess.run(
-        [conftest.BUILD / "qlorapp", "train", "--model", model, "--data", data, "--output", tmp_path / "o", *TRAIN],
+        [conftest.BUILD / "qlorapp", "train", "--model", unusual, "--data", data, "--output", tmp_path / "o", *TRAIN],
         capture_output=True, text=True, check=False, timeout=120, env=env,
     )  # fmt: skip
     assert result.returncode == 2 and result.stderr.count("\n") == 1
     assert "transformers is not installed" in result.stderr and 'pip install "qlorapp[hf]"' in result.stderr
 
 
-def test_a_python_that_ends_at_once_is_named(model, tmp_path):
+def test_a_python_that_ends_at_once_is_named(unusual, tmp_path):
     data = write_rows(tmp_path / "rows.jsonl", [CHAT])
     env = {**os.environ, "QLORAPP_PYTHON": shutil.which("false"), "QLORAPP_HF_TEXT": "x"}
     result = subprocess.run(
-        [conftest.BUILD / "qlorapp", "train", "--model", model, "--data", data, "--output", tmp_path / "o", *TRAIN],
+        [conftest.BUILD / "qlorapp", "train", "--model", unusual, "--data", data, "--output", tmp_path / "o", *TRAIN],
         capture_output=True, text=True, check=False, timeout=120, env=env,
     )  # fmt: skip
     assert result.returncode == 2 and "the Python process has ended" in result.stderr and "QLORAPP_PYTHON" in result.stderr

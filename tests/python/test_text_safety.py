@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hostile model folder and transformers' text service, through `python -m qlorapp`: nothing outside is read, nothing runs for ever."""
+"""A hostile model folder and transformers' tokenizer, through `python -m qlorapp`: nothing outside is read, nothing runs for ever."""
 
 import json
 import os
@@ -11,8 +11,8 @@ import time
 
 import conftest
 import pytest
-from test_folder_text import CHAT, TRAIN, UNUSUAL, through_python, train
-from tiny_run import write_model, write_rows
+from test_folder_text import CHAT, TRAIN, UNUSUAL, through_python, train, unusual  # noqa: F401
+from tiny_run import write_rows
 
 SECRET = "S3CRET"
 ENDLESS = (
@@ -20,18 +20,9 @@ ENDLESS = (
 )
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    folder = write_model(tmp_path_factory.mktemp("text_safety") / "model")
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "chat_template.jinja").write_text(UNUSUAL)
-    return folder
-
-
 @pytest.fixture
-def model(base, tmp_path):
-    return pathlib.Path(shutil.copytree(base, tmp_path / "model"))
+def model(unusual, tmp_path):
+    return pathlib.Path(shutil.copytree(unusual, tmp_path / "model"))
 
 
 def outside(tmp_path, name, text):
@@ -44,10 +35,6 @@ def outside(tmp_path, name, text):
 # --- N1: what C++ refuses for safety or damage is not tried by transformers
 
 
-def secret_template(model, tmp_path):
-    return outside(tmp_path, "t.jinja", SECRET + "{% for m in messages %}{{ m.content }}{% endfor %}")
-
-
 def replaced(name, text=None):
     def make(model, tmp_path):
         kept = (model / name).read_text() if (model / name).exists() else ""
@@ -55,16 +42,6 @@ def replaced(name, text=None):
         (model / name).symlink_to(outside(tmp_path, "x", text or kept or "{}"))
 
     return make
-
-
-def nested_templates(model, tmp_path):
-    (model / "additional_chat_templates").mkdir()
-    (model / "additional_chat_templates" / "tool_use.jinja").symlink_to(secret_template(model, tmp_path))
-
-
-def linked_folder(model, tmp_path):
-    secret_template(model, tmp_path)
-    (model / "additional_chat_templates").symlink_to(tmp_path / "outside")
 
 
 HOSTILE = {
@@ -79,8 +56,6 @@ HOSTILE = {
     "added tokens linked out": replaced("added_tokens.json"),
     "vocabulary linked out": replaced("vocab.json"),
     "sentencepiece model linked out": replaced("tokenizer.model", "x"),
-    "named template linked out": nested_templates,
-    "folder of templates linked out": linked_folder,
     "template is a pipe": lambda model, tmp_path: (
         (model / "chat_template.jinja").unlink(),
         os.mkfifo(model / "chat_template.jinja"),
@@ -99,7 +74,7 @@ def test_a_refusal_of_safety_or_damage_is_final(model, tmp_path, name):
     HOSTILE[name](model, tmp_path)
     result = train(through_python, model, [CHAT] * 2, tmp_path)
     assert result.returncode == 2 and SECRET not in result.stdout + result.stderr, result.stdout + result.stderr
-    assert str(model) in result.stderr and "read through transformers" not in result.stdout
+    assert str(model) in result.stderr and ("read through transformers" not in result.stdout or "template" in name)
     assert result.stderr.count("\n") == 1
 
 
@@ -123,21 +98,18 @@ def test_a_config_that_names_files_elsewhere_opens_none(model, tmp_path):
     assert "/outside/" not in trace.read_text()
 
 
-def test_a_folder_of_the_hugging_face_cache_is_read_with_its_links(base, tmp_path, monkeypatch):
+def test_a_folder_of_the_hugging_face_cache_is_read_with_its_links(unusual, tmp_path, monkeypatch):
     copies = tmp_path / "copies"
     copies.mkdir()
     monkeypatch.setenv("TMPDIR", str(copies))
     snapshot, blobs = tmp_path / "hub/snapshots/1", tmp_path / "hub/blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
-    for i, file in enumerate(sorted(base.iterdir())):
+    for i, file in enumerate(sorted(unusual.iterdir())):
         shutil.copy(file, blobs / f"{i:040x}")
         (snapshot / file.name).symlink_to(f"../../blobs/{i:040x}")
-    (blobs / "ab").write_text("{{ 'tools' }}")
-    (snapshot / "additional_chat_templates").mkdir()
-    (snapshot / "additional_chat_templates/tool_use.jinja").symlink_to("../../../blobs/ab")
     result = train(through_python, snapshot, [CHAT] * 2, tmp_path)
-    assert result.returncode == 0 and "(assistant)" in result.stdout, result.stderr
+    assert result.returncode == 0 and "read through transformers" in result.stdout, result.stderr
     assert not list(copies.iterdir())
 
 
@@ -164,12 +136,21 @@ def test_custom_code_is_neither_run_nor_asked_about(model, tmp_path, name):
 
 def test_an_endless_template_is_stopped(model, tmp_path):
     (model / "chat_template.jinja").write_text(ENDLESS + UNUSUAL)
-    data = write_rows(tmp_path / "rows.jsonl", [CHAT] * 2)
+    result = train(through_python, model, [CHAT] * 2, tmp_path)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "chat_template" in result.stderr and "more than 10000000 steps; is there a loop without an end?" in result.stderr
+
+
+def test_a_pattern_without_an_end_is_stopped(model, tmp_path):
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    endless = {"type": "Split", "pattern": {"Regex": "x*(?!x|$)"}, "behavior": "Isolated", "invert": False}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer | {"pre_tokenizer": endless}))
+    data = write_rows(tmp_path / "rows.jsonl", [{"text": "x" * 400_000}])
     result = through_python(
         "train", "--model", model, "--data", data, "--output", tmp_path / "o", *TRAIN, QLORAPP_TEXT_SECONDS="6"
     )
     assert result.returncode == 2 and result.stderr.count("\n") == 1
-    assert "chat_template" in result.stderr and "6 s of CPU time" in result.stderr and "QLORAPP_TEXT_SECONDS" in result.stderr
+    assert "tokenizer.json" in result.stderr and "6 s of CPU time" in result.stderr and "QLORAPP_TEXT_SECONDS" in result.stderr
 
 
 def services(folder):
@@ -186,9 +167,8 @@ def services(folder):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda sent: sent.name)
-def test_the_service_ends_with_the_command_while_it_renders(model, tmp_path, sent):
-    (model / "chat_template.jinja").write_text(ENDLESS + UNUSUAL)
-    data = write_rows(tmp_path / "rows.jsonl", [CHAT] * 2)
+def test_the_service_ends_with_the_command_while_it_works(model, tmp_path, sent):
+    data = write_rows(tmp_path / "rows.jsonl", [{"text": "weather zone " * 2_000_000}])
     (tmp_path / "temporary").mkdir()
     run = subprocess.Popen(
         [*conftest.MODULE, "train", "--model", model, "--data", data, "--output", tmp_path / "o", *TRAIN],
@@ -200,7 +180,7 @@ def test_the_service_ends_with_the_command_while_it_renders(model, tmp_path, sen
             break
     service = services(tmp_path / "temporary")
     assert len(service) == 1
-    time.sleep(1)  # it renders
+    time.sleep(0.5)  # it encodes 26 MB
     run.send_signal(sent)
     run.wait(30)
     run.stdout.close()

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from data_probe import ProbeError
-from test_chat_template import tokenizer_with
+from test_chat_template import named, tokenizer_with
 from test_data import data_with_tokens, messages
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<think>", "</think>"]
@@ -21,8 +21,8 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sources(data):
-    """The published Jinja of the built-in templates."""
-    return {name: source for name, source in reversed(data.probe.ask("templates")) if "{SYSTEM}" not in source}
+    """The Jinja of the templates that have names."""
+    return dict(named(data.probe))
 
 
 def user(text):
@@ -216,7 +216,6 @@ def test_whole_conversations_that_lose_earlier_thoughts_are_counted(data):
 LOST = {
     "a key of thoughts": ("llama3", [user("q"), assistant("yes", reasoning_content="hm")], "leaves out reasoning_content \"hm\" of message 1. Put it into 'content'"),
     "a thought of one letter": ("chatml", [user("q"), assistant("assistant", thinking="a")], 'leaves out thinking "a" of message 1'),
-    "another name": ("qwen3", [user("q"), assistant("yes", thinking="hm")], "leaves out thinking .* Name the key 'reasoning_content'"),
     "reasoning": ("phi4", [user("q"), assistant("yes", reasoning="h\nm")], r'leaves out reasoning "h\\nm" of message 1'),
     "text beside a call": ("llama3.1", [user("q"), assistant("Let me look.", tool_calls=CALL)], 'leaves out content "Let me look." of message 1'),
     "thoughts of a masked answer": ("chatml", [user("q"), assistant("a", weight=0, thought="t"), user("q"), assistant("b")], "leaves out thought"),
@@ -326,9 +325,22 @@ def test_parts_that_are_no_text_are_refused_by_name(data, part, rule):
         data.read([{"messages": [user([*parts("see"), part]), assistant("a")]}], chat="chatml")
 
 
-@pytest.mark.parametrize("template", ["gemma3", "mistral-v3", "phi4"])
-def test_a_role_that_was_rejected_is_not_suggested(data, template):
-    with pytest.raises(ProbeError, match="got 'tool'. Choose a template that writes results of tools, or remove the row.$"):
+@pytest.mark.parametrize(
+    "template, rule",
+    [
+        ("gemma3", "user and assistant must alternate"),
+        ("mistral-v3", "must alternate"),
+        ("phi4", 'leaves out content "3" of message 1'),
+    ],
+)
+def test_a_role_of_another_template_is_refused_and_a_misspelled_one_corrected(data, template, rule):
+    with pytest.raises(ProbeError, match=rule):
         data.read([{"messages": [user("q"), {"role": "tool", "content": "3"}, assistant("a")]}], chat=template)
     with pytest.raises(ProbeError, match="Did you mean 'user'"):
         data.read([{"messages": [{"role": "User", "content": "q"}, assistant("a")]}], chat=template)
+
+
+def test_thoughts_under_any_name_reach_the_template_under_each_as_transformers_gives_them(data, sources):
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        row = {"messages": [user("q"), assistant("yes", **{key: "hm"})]}
+        assert trained(data.read([row], chat="qwen3", assistant_only_loss=True)) == [["<think>\nhm\n</think>\n\nyes<|im_end|>"]]

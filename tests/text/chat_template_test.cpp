@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The text of a conversation in the built-in templates, and where its messages lie in it.
+/// The text of a conversation in the templates that have names, and where its answers stand.
 #include "qlorapp/text/chat_template.hpp"
 
 #include <algorithm>
@@ -33,12 +33,13 @@ std::string chat_refusal(std::string_view name, std::span<const Message> message
   return thrown<ValueError>([&] { (void)chat_named(name).render(messages); });
 }
 
-/// The assistant's turns, which the model learns.
+/// What the model learns of each answer, as it is served.
 std::vector<std::string> chat_answers(std::string_view name, std::span<const Message> messages) {
   std::vector<std::string> answers;
-  const RenderedChat chat = chat_named(name).render(messages);
-  for (const Turn& turn : chat.turns) {
-    if (turn.role == "assistant") answers.push_back(chat.text.substr(turn.begin, turn.end - turn.begin));
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].role != "assistant") continue;
+    const RenderedChat chat = chat_named(name).render(messages.first(i + 1), {.served = true});
+    for (const Turn& turn : chat.turns) answers.push_back(chat.text.substr(turn.begin, turn.end - turn.begin));
   }
   return answers;
 }
@@ -68,19 +69,15 @@ TEST_CASE("llama2 writes the system message into the first user message, and spa
   CHECK(chat_text("llama2", kTalk) ==
         "<s>[INST] <<SYS>>\n Be brief. \n<</SYS>>\n\n Hi [/INST] Hello! </s><s>[INST] Bye [/INST] See you. </s>");
   CHECK(chat_answers("llama2", kTalk) == std::vector<std::string>{" Hello! </s>", " See you. </s>"});
-  const RenderedChat chat = chat_named("llama2").render(kTalk);
-  REQUIRE(chat.turns.size() == 5);
-  CHECK(chat.turns[0].role == "system");
-  const TextRange system = chat.turns[0].content, user = chat.turns[1].content, answer = chat.turns[2].content;
-  CHECK(chat.text.substr(system.begin, system.end - system.begin) == " Be brief. ");
-  CHECK(chat.text.substr(user.begin, user.end - user.begin) == " Hi");
-  CHECK(chat.text.substr(answer.begin, answer.end - answer.begin) == "Hello!");
 }
 
 TEST_CASE("mistral-v3 writes the system message into the last message, and only if that is the user's", "[text][cpu]") {
   CHECK(chat_text("mistral-v3-tekken", std::span(kTalk).first(4)) ==
         "<s>[INST] Hi [/INST] Hello! </s>[INST] Be brief. \n\nBye[/INST]");
   CHECK(chat_text("mistral-v3-tekken", kTalk) == "<s>[INST] Hi [/INST] Hello! </s>[INST]Bye[/INST]See you.</s>");
+  CHECK(chat_named("mistral-v3-tekken").render(kTalk, {.served = true}).text ==
+        "<s>[INST] Hi [/INST] Hello! </s>[INST] Be brief. \n\nBye[/INST]See you.</s>");
+  CHECK(chat_answers("mistral-v3", kTalk) == std::vector<std::string>{" Hello!</s>", " See you.</s>"});
 }
 
 TEST_CASE("a template with a system message of its own writes it only where none is given", "[text][cpu]") {
@@ -89,7 +86,7 @@ TEST_CASE("a template with a system message of its own writes it only where none
   CHECK(chat_text("qwen2.5", hi) ==
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant." + rest);
   CHECK(chat_text("qwen2.5", told) == "<|im_start|>system\n" + rest);
-  CHECK(chat_named("qwen2.5").render(hi).turns.size() == 1);
+  CHECK(chat_named("qwen2.5").render(hi).turns.empty());
 }
 
 TEST_CASE("the date of llama3.1 is the templates' own unless another one is given", "[text][cpu]") {
@@ -103,7 +100,9 @@ TEST_CASE("qwen3 drops the thoughts of answers before the last question and keep
                                   {"assistant", "<think>\nadd\n</think>\n\n2"},
                                   {"user", "2+2"},
                                   {"assistant", "<think>\ndouble\n</think>\n\n4"}};
-  CHECK(chat_answers("qwen3", talk) == std::vector<std::string>{"2<|im_end|>", "<think>\ndouble\n</think>\n\n4<|im_end|>"});
+  CHECK(has(chat_text("qwen3", talk), "assistant\n2<|im_end|>\n"));
+  CHECK(chat_answers("qwen3", talk) ==
+        std::vector<std::string>{"<think>\nadd\n</think>\n\n2<|im_end|>", "<think>\ndouble\n</think>\n\n4<|im_end|>"});
 }
 
 TEST_CASE("an answer begins where generation would begin, and ends with the end of the turn, in every template", "[text][cpu]") {
@@ -112,63 +111,59 @@ TEST_CASE("an answer begins where generation would begin, and ends with the end 
   for (const std::string_view name : ChatTemplate::names()) {
     INFO(name);
     const ChatTemplate chat = chat_named(name);
-    const RenderedChat whole = chat.render(talk);
-    REQUIRE(whole.turns.size() == talk.size());
+    const std::string end = chat.end_of_turn().value();
     for (size_t i = 1; i < talk.size(); i += 2) {
-      // DeepSeek's distills open a thought that only an answer as it is served stands behind.
-      const RenderedChat shown = name == "deepseek-r1-distill" ? chat.render(talk.first(i + 1), {.served = true}) : whole;
-      const Turn& turn = shown.turns[i];
-      CHECK(turn.role == "assistant");
+      const RenderedChat shown = chat.render(talk.first(i + 1), {.served = true});
+      REQUIRE(shown.turns.size() == 1);
+      const Turn turn = shown.turns.front();
       CHECK(shown.text.substr(0, turn.begin) == chat.render(talk.first(i), {.add_generation_prompt = true}).text);
-      CHECK(shown.text.substr(turn.begin, turn.end - turn.begin).ends_with(chat.end_of_turn()));
-      CHECK(has(shown.text.substr(turn.content.begin, turn.content.end - turn.content.begin), i == 1 ? "Hello!" : "See you."));
-      CHECK(turn.begin <= turn.content.begin);
-      CHECK(turn.content.end + chat.end_of_turn().size() <= turn.end);
+      const std::string learned = shown.text.substr(turn.begin, turn.end - turn.begin);
+      CHECK(learned.ends_with(end));
+      CHECK(has(learned, i == 1 ? "Hello!" : "See you."));
     }
   }
 }
 
-TEST_CASE("a role that the template does not know is refused by name, with the nearest one", "[text][cpu]") {
+TEST_CASE("a role that is misspelled is refused with the right one", "[text][cpu]") {
   const std::vector<Message> typo{{"user", "Hi"}, {"asistant", "Hello!"}};
-  const std::string error = chat_refusal("phi4", typo);
-  CHECK(has(error, "[chat_template] a role must be one of [system, user, assistant] in phi4; got 'asistant'"));
-  CHECK(has(error, "Did you mean 'assistant'?"));
+  CHECK(has(chat_refusal("phi4", typo),
+            "[chat_template] a role must be one that the template knows; got 'asistant'. Did you mean 'assistant'?"));
   const std::vector<Message> result{{"user", "Hi"}, {"tool", "42"}};
-  CHECK(has(chat_refusal("phi4", result), "got 'tool'"));
   CHECK(has(chat_text("llama3", result), "<|start_header_id|>tool<|end_header_id|>\n\n42<|eot_id|>"));
 }
 
-TEST_CASE("a conversation that the template would raise for is refused by the number of the message", "[text][cpu]") {
+TEST_CASE("a conversation that the template raises for is refused with its words", "[text][cpu]") {
   const std::vector<Message> twice{{"user", "Hi"}, {"user", "Hello?"}};
   for (const char* name : {"llama2", "mistral", "gemma", "alpaca"}) {
-    CHECK(has(chat_refusal(name, twice), "user and assistant must alternate, the user first; message 1 has role 'user'"));
+    CHECK(has(chat_refusal(name, twice),
+              "[chat_template] the template refuses the conversation: user and assistant must alternate, the user first. Change or "
+              "remove the row"));
   }
-  CHECK(has(chat_refusal("gemma", kTalk), "gemma does not support a system message"));
-  CHECK(has(chat_refusal("gemma3", std::span(kTalk).first(1)), "the conversation has no user message"));
+  CHECK(has(chat_refusal("gemma", kTalk), "a system message is not supported"));
   CHECK(has(chat_refusal("llama3", {}), "a conversation must have a message"));
-  const auto with_tools = [&] { (void)chat_text("zephyr", talk_without_system(), {.tools = "[{}]"}); };
-  CHECK(has(thrown<ValueError>(with_tools), "zephyr does not write tools, so they would be lost"));
 }
 
-TEST_CASE("a template is known by its statements and refused if it differs in one character", "[text][cpu]") {
-  const std::string source =
-      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
-      "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-  const auto from = [](std::string jinja, std::string_view old = {}, std::string_view now = {}) {
-    if (!old.empty()) jinja.replace(jinja.find(old), old.size(), now);
-    return ChatTemplate::from_source(jinja, "<s>", "</s>", "folder/chat_template.jinja");
+TEST_CASE("a template of nobody is run as it is, and one that is not Jinja is refused by its line", "[text][cpu]") {
+  const auto from = [](std::string_view jinja) {
+    return ChatTemplate::from_source(jinja, {{"bos_token", "<s>"}, {"eos_token", "</s>"}}, "folder/chat_template.jinja");
   };
-  CHECK(from(source).name() == "chatml");
-  CHECK(from(source, "message['role']", "message.role").render(kTalk).text == chat_text("chatml", kTalk));
-  CHECK(from(source, "{% for message in messages %}", "{%- for message in messages -%}\n  ").name() == "chatml");
-  const std::string error = thrown<FormatError>([&] { (void)from(source, "<|im_end|>", "<|im_end|> "); });
-  CHECK(has(error, "[folder/chat_template.jinja] the chat template must be one of ["));
+  const ChatTemplate chat = from(
+      "{{ bos_token }}{% for m in messages %}({{ m.role | upper }}){{ m.content | trim }}{{ eos_token }}{% endfor %}"
+      "{% if add_generation_prompt %}(ASSISTANT){% endif %}");
+  const RenderedChat shown = chat.render(talk_without_system());
+  CHECK(shown.text == "<s>(USER)Hi</s>(ASSISTANT)Hello!</s>(USER)Bye</s>(ASSISTANT)See you.</s>");
+  REQUIRE(shown.turns.size() == 1);
+  CHECK(shown.text.substr(shown.turns[0].begin, shown.turns[0].end - shown.turns[0].begin) == "See you.</s>");
+  CHECK(chat.end_of_turn() == "</s>");
+  CHECK(chat.reads_key("role"));
+  CHECK_FALSE(chat.reads_key("tool_calls"));
+  const std::string error = thrown<FormatError>([&] { (void)from("a\n{% if %}"); });
+  CHECK(has(error, "[folder/chat_template.jinja] line 2: the chat template must be Jinja; got '' where a value must stand"));
 }
 
 TEST_CASE("a folder's template is read with its tokens; a name that is none of the list is refused", "[text][cpu]") {
   const std::optional<ChatTemplate> found = ChatTemplate::from_folder(example_file("tiny-llama"));
   REQUIRE(found.has_value());
-  CHECK(found->name() == "llama3");
   CHECK(found->render(kTalk).text.starts_with("<|begin_of_text|><|start_header_id|>system"));
   const TemporaryFolder folder;
   CHECK_FALSE(ChatTemplate::from_folder(folder.path()).has_value());

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Conversations as text: the chat templates that are built in. Torch-free.
+/// Conversations as text: chat templates in Jinja, run as transformers runs them. Torch-free.
 ///
-/// A closed set, nothing is evaluated: a model's Jinja source is only compared with known ones. The comparison is by statement
-/// (white-space control, quotes, message['role'] / message.role, x.strip() / x | trim and the words of exceptions do not matter; for
-/// a conversation without tools neither do the branches that only tools reach), so a template that differs in one visible character
-/// is refused. Text equals that of transformers' apply_chat_template; where that raises, this refuses and names the rule.
-/// docs/sft.md lists the templates; src/text/chat_forms.cpp describes them.
+/// The text equals that of transformers' apply_chat_template, byte for byte; where the template raises, this raises. A template comes with a
+/// model from anywhere: it reaches nothing but the conversation, and its run is bounded (src/text/jinja). docs/sft.md says what is not computed.
 #pragma once
 
+#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -29,91 +28,82 @@ struct Message {
 /// The texts with a line feed between them, which is how servers pass a list of texts to a template that accepts strings only.
 [[nodiscard]] std::string joined_parts(std::span<const std::string> parts);
 
-/// Where one message stands in the rendered text.
-struct Turn {
-  std::string role;
-  TextRange content;        ///< The message itself. Empty where tool calls are all there is.
-  std::size_t begin = 0;    ///< Where generation begins: an assistant's [begin, end) is what the model has to produce …
-  std::size_t end = 0;      ///< … and where it ends, behind the end-of-turn token.
-  std::size_t message = 0;  ///< Index of the message.
-};
+/// Bytes that the model has to produce: from where generation begins through the token that ends the turn.
+using Turn = TextRange;
 
 struct RenderedChat {
   std::string text;         ///< To be encoded with add_special_tokens = false: it has its own.
-  std::vector<Turn> turns;  ///< One per message, of those that are written; if `rewrites`, perhaps the last message's alone.
-  /// Whether the template may write a turn in another way when other messages follow it: Qwen3 removes the thoughts of earlier answers.
-  bool rewrites = false;
+  std::vector<Turn> turns;  ///< Of the last message if the assistant says it; several where the template marks several parts.
 };
 
 struct ChatOptions {
   /// Ends the text with the header of an assistant's turn, for generation.
   bool add_generation_prompt = false;
-  /// "Today Date" in the header of Llama 3.1 and 3.2, e.g. "26 Jul 2024". Unset: that date, which is the templates' own
-  /// constant. (transformers gives Llama 3.2 the day of the call, so that the same data would change every midnight.)
+  /// The variable date_string, "Today Date" in the header of Llama 3.1 and 3.2, e.g. "26 Jul 2024". Unset: the template's own.
   std::optional<std::string> date_string = std::nullopt;
-  std::string tools = {};  ///< A JSON array of tools; empty: none.
-  bool turns = true;       ///< RenderedChat::turns may be left empty otherwise.
+  /// The day that strftime_now() gives. Unset: date_string, or 26 Jul 2024, which is the constant of Llama's templates. (transformers gives the
+  /// day of the call, so that the same data would change every midnight.)
+  std::optional<std::string> today = std::nullopt;
+  std::string tools = {};      ///< A JSON array of tools; empty: none.
+  std::string variables = {};  ///< Further variables of the template, as enable_thinking, in a JSON object; empty: none.
+  bool turns = true;           ///< RenderedChat::turns may be left empty otherwise.
   /// The last message, an answer, stands behind the text that generation begins with, where the template knows a difference: Mistral
-  /// writes the system message only if the user speaks last.
+  /// writes the system message only if the user speaks last, and DeepSeek's distills open a thought.
   bool served = false;
 };
 
 inline constexpr std::string_view kDefaultDate = "26 Jul 2024";
 
-struct ChatForm;
+namespace jinja {
+struct Dict;
+}
 
-/// A value; copies share the form. All members may be called from several threads.
+/// A value; copies share the template. All members may be called from several threads.
 class ChatTemplate {
  public:
   /// Reads chat_template.jinja, else chat_template of tokenizer_config.json, and the tokens that it uses.
   /// @returns nullopt when the folder has no template, as base models have none.
-  /// @throws FormatError for a template that is not known, naming the way out.
+  /// @throws FormatError for a template that is not Jinja, or uses what is not computed here, naming the way out.
   [[nodiscard]] static std::optional<ChatTemplate> from_folder(const std::string& folder);
 
   /// @param name_or_file  one of names(), or the path of a .jinja file; the tokens are those of `folder`.
   /// @throws ValueError for a name that is none, with the list; IoError; FormatError as from_folder.
   [[nodiscard]] static ChatTemplate choose(const std::string& name_or_file, const std::string& folder);
 
-  /// The Jinja that choose() compares or stands for. @throws as choose(), but for a file that is no known template.
+  /// The Jinja that choose() runs. @throws as choose(), but for what a file holds.
   [[nodiscard]] static std::string source(const std::string& name_or_file);
   /// Whether a folder has a template of its own, known or not. @throws FormatError, IoError if a file cannot be read.
   [[nodiscard]] static bool is_in(const std::string& folder);
 
+  /// @param tokens  variables of the template: {"bos_token": "<s>", …}.
   /// @throws FormatError "[where] …" as from_folder.
-  [[nodiscard]] static ChatTemplate from_source(std::string_view jinja, std::string bos_token, std::string eos_token,
+  [[nodiscard]] static ChatTemplate from_source(std::string_view jinja, const std::map<std::string, std::string>& tokens,
                                                 const std::string& where);
 
   /// @throws ValueError for a name that is none of names().
-  [[nodiscard]] static ChatTemplate named(std::string_view name, std::string bos_token = "<|begin_of_text|>",
-                                          std::string eos_token = "<|end_of_text|>");
+  [[nodiscard]] static ChatTemplate named(std::string_view name, const std::string& bos_token = "<|begin_of_text|>",
+                                          const std::string& eos_token = "<|end_of_text|>");
   /// Those that named() accepts.
   [[nodiscard]] static std::span<const std::string_view> names();
 
-  /// @throws ValueError for a conversation that the template raises for or would lose a part of.
-  [[nodiscard]] RenderedChat render(std::span<const Message> messages, const ChatOptions& options = {}) const;
+  /// The same with the special tokens of a tokenizer, by which the ends of answers are known.
+  [[nodiscard]] ChatTemplate with_special_tokens(std::span<const std::string> tokens) const;
 
-  /// Whether tools, tool calls and their results are known to be rendered as the source would.
-  /// A source that writes them in another way than the known one is known for conversations without them.
-  [[nodiscard]] bool knows_tools() const { return knows_tools_; }
+  /// @throws ValueError for a conversation that the template raises for, or whose last answer cannot be found in the text.
+  [[nodiscard]] RenderedChat render(std::span<const Message> messages, const ChatOptions& options = {}) const;
 
   /// Whether it looks at this key of a message.
   [[nodiscard]] bool reads_key(std::string_view key) const;
 
-  /// Its entry in names().
-  [[nodiscard]] std::string_view name() const;
-  /// The token that ends an assistant's turn: `<|eot_id|>`, `<|im_end|>`, `</s>` …
-  [[nodiscard]] std::string end_of_turn() const;
+  /// The token that ends an assistant's turn: `<|eot_id|>`, `<|im_end|>`, `</s>` …; nullopt if the template writes none.
+  [[nodiscard]] std::optional<std::string> end_of_turn() const;
+
+  struct Parts;
 
  private:
-  ChatTemplate(const ChatForm& form, std::string bos_token, std::string eos_token);
+  ChatTemplate(std::string_view jinja, jinja::Dict tokens, const std::string& where);
 
-  const ChatForm* form_;
-  std::string bos_token_, eos_token_;
-  std::optional<std::string> default_system_;
-  bool knows_tools_ = true;
+  std::shared_ptr<const Parts> parts_;
 };
-
-/// Whether the conversation has tools, tool calls or results of tools.
-[[nodiscard]] bool uses_tools(std::span<const Message> messages, const ChatOptions& options);
 
 }  // namespace qlorapp

@@ -54,10 +54,10 @@ class TextTools {
 /// The tools of this library; either may be null.
 class GivenTextTools : public TextTools {
  public:
-  GivenTextTools(const Tokenizer* tokenizer, const ChatTemplate* chat) : tokenizer_(tokenizer), chat_(chat) {}
+  GivenTextTools(const Tokenizer* tokenizer, const ChatTemplate* chat);
 
   [[nodiscard]] bool has_tokenizer() override { return tokenizer_ != nullptr; }
-  [[nodiscard]] bool has_template() override { return chat_ != nullptr; }
+  [[nodiscard]] bool has_template() override { return chat_.has_value(); }
   void require_tokenizer(const std::string& file) override;
   void require_template(const std::string& file) override;
   [[nodiscard]] Encoding encode(std::string_view text, bool add_special_tokens) override;
@@ -73,7 +73,7 @@ class GivenTextTools : public TextTools {
 
  private:
   const Tokenizer* tokenizer_;
-  const ChatTemplate* chat_;
+  std::optional<ChatTemplate> chat_;  ///< With the tokenizer's special tokens.
 };
 
 }  // namespace qlorapp

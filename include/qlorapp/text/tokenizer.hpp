@@ -75,6 +75,8 @@ class Tokenizer {
   [[nodiscard]] std::optional<std::string> id_to_token(TokenId id) const;
   /// Whether decode() leaves it out when special tokens are skipped.
   [[nodiscard]] bool is_special(TokenId id) const;
+  /// The texts of these tokens, in no order.
+  [[nodiscard]] std::vector<std::string> special_tokens() const;
 
   /// Number of tokens, added ones included. The rows of the embedding may be more.
   [[nodiscard]] int64_t vocab_size() const;

@@ -5,17 +5,19 @@ A template that rewrites earlier turns, as one that removes their thoughts, give
 behind it do not hold as it is served. src/data/answers.cpp is the same rule for the command.
 """
 
+import calendar
+import datetime
 import itertools
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import transformers
 from trl import chat_template_utils
 from trl.data_utils import is_conversational, is_conversational_from_value, maybe_convert_to_chatml
 
-from .text_service import Range, Service, thoughts_of
+from .. import _C
+from .text_service import Range, Service, special_tokens
 
 _log = logging.getLogger("qlorapp")
 
@@ -33,42 +35,31 @@ def is_needed(args: Any, tokenizer: Any) -> bool:
     return False
 
 
+def _thoughts_of(message: dict[str, Any]) -> str:
+    keys = ("reasoning_content", "reasoning", "thinking")
+    return next((message[key] for key in keys if isinstance(message.get(key), str)), "").strip("\n")
+
+
 class Answers:
-    """The answers of one conversation, each as a server renders it."""
+    """The answers of conversations, each as a server renders it."""
 
-    def __init__(
-        self, tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]
-    ) -> None:
-        self._service, self._tokenizer = Service.over(tokenizer), tokenizer
-        self._messages, self._tools, self._variables = messages, tools, variables
+    def __init__(self, tokenizer: Any) -> None:
+        self._service = Service.over(tokenizer)
+        named = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+        self._template = _C.ChatTemplate(tokenizer.chat_template, named, special_tokens(tokenizer))
 
-    def _rendered(self, count: int) -> tuple[bytes, list[Range]]:
-        """The first `count` messages, and where the last of them stands if it is an answer."""
-        got = self._service.render(self._messages[:count], False, turns=True, tools=self._tools, served=True, **self._variables)
-        return got["text"].encode(), [tuple(turn) for turn in got["turns"]]
-
-    def samples(self, wanted: list[int]) -> Iterator[tuple[str, list[Range]]]:
+    def samples(
+        self, messages: list[dict[str, Any]], wanted: list[int], tools: list[Any] | None, variables: dict[str, Any]
+    ) -> list[tuple[str, list[Range]]]:
         """Texts with their trained ranges in bytes, in the order of their answers. `wanted`: indices of answers, in order."""
-        answers = []
-        for i in wanted:
-            text, ranges = self._rendered(i + 1)
-            answers.append((i, text[: ranges[-1][1]], ranges))
-        whole = self._rendered(len(self._messages))[0] if answers else b""
-        open_answers = answers
-        out: list[tuple[str, list[Range]]] = []
-        while open_answers:
-            text = whole
-            if out or not all(text.startswith(served) for _, served, _ in open_answers):
-                text = self._rendered(open_answers[-1][0] + 1)[0]
-            held = [ranges for _, served, ranges in open_answers if text.startswith(served)]
-            left = [answer for answer in open_answers if not text.startswith(answer[1])]
-            if len(left) == len(open_answers):
-                raise ValueError(
-                    "the chat template must write the same text each time; it did not. Check it for the time or for random numbers."
-                )
-            out.append((text.decode(), [each for ranges in held for each in ranges]))
-            open_answers = left
-        return reversed(out)
+        chosen = [i in wanted for i in range(len(messages))]
+        given, more = (json.dumps(each, ensure_ascii=False) if each else "" for each in (tools, variables))
+        day = datetime.date.today()
+        today = f"{day.day:02} {calendar.month_abbr[day.month]} {day.year}"
+        found: list[tuple[str, list[Range]]] = self._template.trained_texts(
+            json.dumps(messages, ensure_ascii=False), chosen, given, more, today
+        )
+        return found
 
     def tokens(self, text: str, trained: list[Range]) -> dict[str, list[int]]:
         """A token that contains a byte of a trained range is trained."""
@@ -114,6 +105,7 @@ def prepared(dataset: Any, args: Any, tokenizer: Any) -> Any:
         return dataset
 
     def tokenize(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
+        answers = Answers(tokenizer)  # here, as a process of its own may run it
         out: dict[str, list[list[int]]] = {"input_ids": [], "assistant_masks": []}
         for values in zip(*batch.values(), strict=True):
             example = maybe_convert_to_chatml(dict(zip(batch, values, strict=True)))
@@ -125,10 +117,9 @@ def prepared(dataset: Any, args: Any, tokenizer: Any) -> Any:
             tools = example.get("tools")
             tools = json.loads(tools) if isinstance(tools, str) else tools
             variables = dict(example.get("chat_template_kwargs") or {})
-            answers = Answers(tokenizer, messages, tools or None, variables)
-            samples = list(answers.samples(wanted))
+            samples = answers.samples(messages, wanted, tools or None, variables)
             for i in wanted:
-                thoughts = thoughts_of(messages[i]).strip()
+                thoughts = _thoughts_of(messages[i]).strip()
                 if not any(thoughts in text for text, _ in samples):
                     raise ValueError(
                         f"the chat template must write the thoughts of an answer; it leaves out {thoughts[:40]!r} of message {i}. Put "

@@ -1,15 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "template_sources.hpp"
+#include "named_templates.hpp"
 
 #include "core/check.hpp"
 
 namespace qlorapp::sources {
 namespace {
 
-/// Llama 3.1's and 3.2's dates.
-constexpr std::string_view kConstantDate = R"({% set date_string = "26 Jul 2024" %})";
-constexpr std::string_view kToday = R"({% if strftime_now is defined %}{% set date_string = strftime_now("%d %b %Y") %})"
-                                    R"({% else %}{% set date_string = "26 Jul 2024" %}{% endif %})";
+constexpr std::string_view kHermesBefore =
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures "
+    "within <tools></tools> XML tags:\n<tools>";
+constexpr std::string_view kHermesBehind =
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> "
+    "XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>";
+constexpr std::string_view kLlama31Before =
+    "Given the following functions, please respond with a JSON for a function call with its proper arguments that best answers "
+    "the given prompt.\n\n";
+constexpr std::string_view kLlama31Format =
+    "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name and its value}."
+    "Do not use variables.\n\n";
 
 /// A string of Jinja.
 std::string quoted(std::string_view text) {
@@ -60,13 +68,12 @@ std::string qwen3_head() {
 
 }  // namespace
 
-std::string llama31(bool today) {
+std::string llama31() {
   const std::string tools = R"({% for t in tools %}{{ t | tojson(indent=4) }}{{ "\n\n" }}{% endfor %})";
   return together(
       {"{{ bos_token }}{% if not tools_in_user_message is defined %}{% set tools_in_user_message = true %}{% endif %}",
-       "{% if not date_string is defined %}",
-       today ? kToday : kConstantDate,
-       "{% endif %}{% if not tools is defined %}{% set tools = none %}{% endif %}",
+       R"({% if not date_string is defined %}{% set date_string = "26 Jul 2024" %}{% endif %}{% if not tools is defined %})",
+       "{% set tools = none %}{% endif %}",
        R"({% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content']|trim %}{% set messages = messages[1:] %})",
        R"({% else %}{% set system_message = "" %}{% endif %}{{ "<|start_header_id|>system<|end_header_id|>\n\n" }})",
        R"({% if tools is not none %}{{ "Environment: ipython\n" }}{% endif %}{{ "Cutting Knowledge Date: December 2023\n" }})",
@@ -77,14 +84,15 @@ std::string llama31(bool today) {
        R"({% endif %}{{ system_message }}{{ "<|eot_id|>" }})",
        "{% if tools_in_user_message and not tools is none %}{% if messages | length != 0 %}",
        "{% set first_user_message = messages[0]['content']|trim %}{% set messages = messages[1:] %}{% else %}",
-       R"({{ raise_exception('') }}{% endif %}{{ '<|start_header_id|>user<|end_header_id|>\n\n' }})",
+       R"({{ raise_exception('tools need a first user message') }}{% endif %}{{ '<|start_header_id|>user<|end_header_id|>\n\n' }})",
        emit(kLlama31Before),
        emit(kLlama31Format),
        tools,
        R"({{ first_user_message + "<|eot_id|>" }}{% endif %}{% for message in messages %})",
        "{% if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}",
        R"({{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content | trim + '<|eot_id|>' }})",
-       "{% elif 'tool_calls' in message %}{% if not message.tool_calls|length == 1 %}{{ raise_exception('') }}{% endif %}",
+       "{% elif 'tool_calls' in message %}{% if not message.tool_calls|length == 1 %}{{ raise_exception('one tool call at a time') "
+       "}}{% endif %}",
        R"({% set tool_call = message.tool_calls[0].function %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }})",
        R"({{ '{"name": "' + tool_call.name + '", ' }}{{ '"parameters": ' }}{{ tool_call.arguments | tojson }}{{ "}" }}{{ "<|eot_id|>" }})",
        R"({% elif message.role == "tool" or message.role == "ipython" %}{{ "<|start_header_id|>ipython<|end_header_id|>\n\n" }})",
@@ -96,8 +104,8 @@ std::string llama31(bool today) {
 std::string qwen25() {
   return together(
       {hermes_head(
-           R"({% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}{% else %}{{ '{SYSTEM}' }}{% endif %}{{ '\n\n' }})",
-           R"({% else %}{{ '<|im_start|>system\n{SYSTEM}<|im_end|>\n' }})"),
+           R"({% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}{% else %}{{ 'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.' }}{% endif %}{{ '\n\n' }})",
+           R"({% else %}{{ '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n' }})"),
        R"({% for message in messages %}{% if (message.role == "user") or (message.role == "system" and not loop.first) or )",
        R"((message.role == "assistant" and not message.tool_calls) %})",
        R"({{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{% elif message.role == "assistant" %})",

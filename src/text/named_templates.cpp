@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "template_sources.hpp"
+#include "named_templates.hpp"
 
 #include "core/check.hpp"
 
 namespace qlorapp::sources {
 
 constexpr std::string_view kAlternate =
-    R"({% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('') }}{% endif %})";
+    R"({% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('user and assistant must alternate, the user first') }}{% endif %})";
 constexpr std::string_view kSystemFirst =
     R"({% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] %}{% set loop_messages = messages[1:] %})"
     R"({% else %}{% set loop_messages = messages %}{% endif %})";
@@ -23,41 +23,34 @@ std::string llama2() {
                    R"({{ ' ' + content | trim + ' ' + eos_token }}{% endif %}{% endfor %})"});
 }
 
-/// Mistral-7B-Instruct-v0.1 and v0.2 as first published; what follows an answer differs.
-std::string mistral_first(std::string_view behind) {
-  return together({"{{ bos_token }}{% for message in messages %}", kAlternate,
-                   R"({% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }})",
-                   R"({% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token)", behind,
-                   R"( }}{% else %}{{ raise_exception('') }}{% endif %}{% endfor %})"});
-}
-
-/// Their later templates ("v1"), with a system message.
+/// Mistral-7B-Instruct-v0.1 and v0.2 ("v1"), with a system message.
 std::string mistral_v1() {
   return together({kSystemFirst, "{{ bos_token }}{% for message in loop_messages %}", kAlternate,
                    R"({% if message['role'] == 'user' %}{% if loop.first and system_message is defined %})",
                    R"({{ ' [INST] ' + system_message + '\n\n' + message['content'] + ' [/INST]' }})",
                    R"({% else %}{{ ' [INST] ' + message['content'] + ' [/INST]' }}{% endif %})",
                    R"({% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }})",
-                   R"({% else %}{{ raise_exception('') }}{% endif %}{% endfor %})"});
+                   R"({% else %}{{ raise_exception('roles are user and assistant') }}{% endif %}{% endfor %})"});
 }
 
 /// Mistral-7B-Instruct-v0.3 ("v3") and Mistral-Nemo ("v3-tekken"), as far as a conversation without tools reaches.
 std::string mistral_v3(std::string_view inst, std::string_view answer) {
   return together({kSystemFirst, "{% set user_messages = loop_messages | selectattr('role', 'equalto', 'user') | list %}",
                    "{% set ns = namespace() %}{% set ns.index = 0 %}{% for message in loop_messages %}",
-                   "{% if (message['role'] == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('') }}{% endif %}",
+                   "{% if (message['role'] == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('user and assistant must "
+                   "alternate, the user first') }}{% endif %}",
                    "{% set ns.index = ns.index + 1 %}{% endfor %}{{ bos_token }}{% for message in loop_messages %}",
                    "{% if message['role'] == 'user' %}{% if loop.last and system_message is defined %}{{ '", inst,
                    R"(' + system_message + '\n\n' + message['content'] + '[/INST]' }}{% else %}{{ ')", inst,
                    "' + message['content'] + '[/INST]' }}{% endif %}{% elif message['role'] == 'assistant' %}{{ ", answer,
-                   " + eos_token }}{% else %}{{ raise_exception('') }}{% endif %}{% endfor %}"});
+                   " + eos_token }}{% else %}{{ raise_exception('roles are user and assistant') }}{% endif %}{% endfor %}"});
 }
 
 /// Mistral-Large-Instruct-2411 ("v7").
 std::string mistral_v7() {
   return R"({{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + '[/INST]' }})"
          R"({% elif message['role'] == 'system' %}{{ '[SYSTEM_PROMPT] ' + message['content'] + '[/SYSTEM_PROMPT]' }})"
-         R"({% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }}{% else %}{{ raise_exception('') }}{% endif %})"
+         R"({% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }}{% else %}{{ raise_exception('roles are user and assistant') }}{% endif %})"
          R"({% endfor %})";
 }
 
@@ -67,9 +60,11 @@ constexpr std::string_view kGemmaPrompt = R"({% endfor %}{% if add_generation_pr
 
 /// Gemma 1 and 2.
 std::string gemma() {
-  return together({"{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('') }}{% endif %}",
-                   "{% for message in messages %}", kAlternate, kGemmaRole,
-                   R"({{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }})", kGemmaPrompt});
+  return together(
+      {"{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('a system message is not supported') }}{% endif "
+       "%}",
+       "{% for message in messages %}", kAlternate, kGemmaRole,
+       R"({{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }})", kGemmaPrompt});
 }
 
 /// Gemma 3; the messages of a row are strings.
@@ -83,35 +78,23 @@ std::string gemma3() {
                    "{% if message['content'] is string %}{{ message['content'] | trim }}{% elif message['content'] is iterable %}",
                    "{% for item in message['content'] %}{% if item['type'] == 'image' %}{{ '<start_of_image>' }}",
                    "{% elif item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}{% endfor %}",
-                   R"({% else %}{{ raise_exception('') }}{% endif %}{{ '<end_of_turn>\n' }})", kGemmaPrompt});
+                   R"({% else %}{{ raise_exception('a content must be a text or a list') }}{% endif %}{{ '<end_of_turn>\n' }})",
+                   kGemmaPrompt});
 }
 
 /// One branch a role, as Phi-3 and Phi-4 write them; `before` and `behind` stand around the message in single quotes.
 static std::string role_branches(std::string_view before, std::string_view middle, std::string_view behind,
-                                 std::string_view system_if, std::string_view after) {
+                                 std::string_view after) {
   std::string out = "{% for message in messages %}{% ";
   for (const std::string_view role : {"system", "user", "assistant"}) {
-    out += together({role == "system" ? "if" : "{% elif", " message['role'] == '", role, "'", role == "system" ? system_if : "",
-                     " %}{{ '", before, role, middle, "' + message['content'] + '", behind, "' }}"});
+    out += together({role == "system" ? "if" : "{% elif", " message['role'] == '", role, "' %}{{ '", before, role, middle,
+                     "' + message['content'] + '", behind, "' }}"});
   }
   return out += together({"{% endif %}{% endfor %}", after});
 }
 
 constexpr std::string_view kPhiEnd = R"({% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %})";
-std::string phi3(std::string_view system_if) { return role_branches("<|", "|>\\n", "<|end|>\\n", system_if, kPhiEnd); }
-/// Phi-3-medium, and the first Phi-3-mini: the header of an answer ends the user's turn, and system messages are lost.
-std::string phi3_pairs(bool with_bos) {
-  return together(
-      {with_bos ? "{{ bos_token }}" : "",
-       R"({% for message in messages %}{% if message['role'] == 'user' %})"
-       R"({{ '<|user|>' + '\n' + message['content'] + '<|end|>' + '\n' + '<|assistant|>' + '\n' }})"
-       R"({% elif message['role'] == 'assistant' %}{{ message['content'] + '<|end|>' + '\n' }}{% endif %}{% endfor %})"});
-}
-/// Phi-3-small.
-std::string phi3_small() {
-  return together({"{{ bos_token }}{% for message in messages %}",
-                   R"({{ '<|' + message['role'] + '|>' + '\n' + message['content'] + '<|end|>\n' }}{% endfor %})", kPhiEnd});
-}
+std::string phi3() { return role_branches("<|", "|>\\n", "<|end|>\\n", kPhiEnd); }
 /// Phi-4-mini; the first branch is that of a system message with a list of tools.
 std::string phi4_mini() {
   return R"({% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %})"
@@ -119,15 +102,8 @@ std::string phi4_mini() {
          R"({% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %})"
          R"({% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %})";
 }
-/// Phi-4 as first published: the header of an answer ends the user's turn.
-std::string phi4_pairs() {
-  return R"({% for message in messages %}{% if message['role'] == 'system' %})"
-         R"({{ '<|im_start|>system<|im_sep|>' + message['content'] + '<|im_end|>' }}{% elif message['role'] == 'user' %})"
-         R"({{ '<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|><|im_start|>assistant<|im_sep|>' }})"
-         R"({% elif message['role'] == 'assistant' %}{{ message['content'] + '<|im_end|>' }}{% endif %}{% endfor %})";
-}
 std::string phi4() {
-  return role_branches("<|im_start|>", "<|im_sep|>", "<|im_end|>", "",
+  return role_branches("<|im_start|>", "<|im_sep|>", "<|im_end|>",
                        R"({% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %})");
 }
 
@@ -140,7 +116,7 @@ std::string zephyr() {
 }
 
 constexpr std::string_view kAlpacaPrompt = R"({% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %})";
-/// Alpaca over several turns, without an introduction …
+/// Alpaca over several turns, without an introduction.
 std::string alpaca() {
   return together(
       {R"({% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] | trim + '\n\n' %})",
@@ -150,17 +126,6 @@ std::string alpaca() {
        R"({% elif message['role'] == 'assistant' %}{{ '### Response:\n' + message['content'] | trim + eos_token + '\n\n' }})",
        "{% endif %}", kAlpacaPrompt});
 }
-/// … and with one that a system message replaces.
-std::string alpaca_introduced() {
-  return together(
-      {R"({{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\n\n' }})",
-       R"({% set loop_messages = messages[1:] %}{% else %}{{ '{SYSTEM}\n\n' }}{% set loop_messages = messages %}{% endif %})",
-       R"({% for message in loop_messages %}{% if message['role'] == 'user' %})",
-       R"({{ '### Instruction:\n' + message['content'] + '\n\n' }}{% elif message['role'] == 'assistant' %})",
-       R"({{ '### Response:\n' + message['content'] + eos_token + '\n\n' }})", "{% else %}{{ raise_exception('') }}{% endif %}",
-       kAlpacaPrompt});
-}
-
 /// Meta-Llama-3-Instruct.
 std::string llama3() {
   return R"({% set loop_messages = messages %}{% for message in loop_messages %})"
@@ -169,19 +134,15 @@ std::string llama3() {
          R"({% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %})";
 }
 
-constexpr std::string_view kChatMlDefault =
-    R"({% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n{SYSTEM}<|im_end|>\n' }}{% endif %})";
-/// ChatML, and with the message that stands where a conversation begins without one (Qwen2, SmolLM2).
-std::string chatml(bool with_default) {
-  return together({"{% for message in messages %}", with_default ? kChatMlDefault : "",
-                   R"({{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{% endfor %})",
-                   R"({% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})"});
+std::string chatml() {
+  return R"({% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{% endfor %})"
+         R"({% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})";
 }
 
 /// Granite 3.0, as far as a conversation without tools reaches.
 std::string granite() {
   constexpr std::string_view kEnd = "{% endfor %}";
-  std::string out = role_branches("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>\\n", "", "");
+  std::string out = role_branches("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>\\n", "");
   out.resize(out.size() - kEnd.size());
   return together(
       {out, "{% if loop.last and add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}", kEnd});
