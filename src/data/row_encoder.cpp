@@ -82,6 +82,13 @@ std::string excerpt(std::string_view text) {
   return Row(std::string(text.substr(0, end)) + (end < text.size() ? "…" : "")).dump();
 }
 
+/// " of message 3", with its role if that is not one of those that every template writes.
+std::string place_of(std::size_t index, std::span<const Message> messages) {
+  const std::string& role = messages[index].role;
+  const bool common = role == "system" || role == "user" || role == "assistant";
+  return message(" of message {}{}", index, common ? std::string() : message(" with role '{}'", role));
+}
+
 }  // namespace
 
 RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, TextTools& tools, const std::string& file)
@@ -311,19 +318,21 @@ void RowEncoder::check_written(std::span<const Message> messages, const ChatOpti
   ChatOptions with_marks = options;
   with_marks.tools = marked.tools();
   with_marks.turns = false;
-  const auto render = [&](std::size_t count, bool begins) -> std::string {
+  const auto render = [&](std::size_t count, bool begins) -> std::optional<std::string> {
     ChatOptions asked = with_marks;
     asked.add_generation_prompt = begins;
     asked.served = !begins && (with_marks.served || trained == messages.size()) && messages[count - 1].role == "assistant";
     try {
       return tools_.render(marked.messages().first(count), asked).text;
-    } catch (const ValueError&) { return {}; }  // the template looks at what has a mark now, or does not write so few messages
+    } catch (const ValueError&) {
+      return std::nullopt;
+    }  // the template looks at what has a mark now, or does not write so few messages
   };
   std::size_t held = 0;
   for (const std::size_t count : texts) {
-    const std::string text = render(count, false);
-    if (text.empty()) return;
-    marked.look(text);
+    const std::optional<std::string> text = render(count, false);
+    if (!text) return;
+    marked.look(*text);
     held = std::max(held, count);
   }
   bool rewritten = false;
@@ -333,13 +342,13 @@ void RowEncoder::check_written(std::span<const Message> messages, const ChatOpti
     std::size_t last = held;  // the last answer behind the part
     while (last > 0 && messages[last - 1].role != "assistant") --last;
     const bool in_message = part.message < messages.size();
-    const bool as_last = in_message && marked.holds(render(part.message + 1, false), i);
-    if (as_last || (last > 1 && marked.holds(render(last - 1, true), i))) {
+    const bool as_last = in_message && marked.holds(render(part.message + 1, false).value_or(""), i);
+    if (as_last || (last > 1 && marked.holds(render(last - 1, true).value_or(""), i))) {
       rewritten = rewritten || (in_message && part.message >= trained);
       continue;
     }
     throw FormatError(message("[{}] the chat template must write all text of a conversation; it leaves out {} {}{}. {}", where,
-                              part.what, excerpt(part.text), in_message ? message(" of message {}", part.message) : std::string(),
+                              part.what, excerpt(part.text), in_message ? place_of(part.message, messages) : std::string(),
                               way_out(part, tools_.reads_key(kReasoning))));
   }
   counts_.rewritten += rewritten ? 1 : 0;

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "piece_model.hpp"
+
 namespace qlorapp {
 
 /// GPT-2's printable alphabet: token files spell each byte as one code point (space is U+0120 'Ġ').
@@ -24,20 +26,7 @@ namespace qlorapp {
 /// The inverse of bytes_of_token.
 [[nodiscard]] std::string token_of_bytes(std::string_view bytes);
 
-/// Finds strings without making one.
-struct StringHash {
-  using is_transparent = void;
-  std::size_t operator()(std::string_view text) const noexcept { return std::hash<std::string_view>{}(text); }
-};
-template <class Value>
-using StringMap = std::unordered_map<std::string, Value, StringHash, std::equal_to<>>;
 using StringSet = std::unordered_set<std::string, StringHash, std::equal_to<>>;
-
-/// One token of a piece and how many of its bytes it covers.
-struct PieceToken {
-  int32_t id;
-  uint32_t bytes;
-};
 
 struct BytePairOptions {
   bool byte_level = true;      ///< Tokens are spelled in GPT-2's alphabet; else they are their own text.
@@ -47,24 +36,21 @@ struct BytePairOptions {
   std::optional<std::string> unk_token = {};
 };
 
-class BytePairModel {
+class BytePairModel : public PieceModel {
  public:
-  using Vocabulary = std::vector<std::pair<std::string, int32_t>>;  ///< As spelled in the file.
   using Merges = std::vector<std::pair<std::string, std::string>>;  ///< In order of rank.
 
   /// @throws FormatError naming `where` for ids that are negative or double, merges of unknown tokens, and an unknown token that
   ///         is none.
   BytePairModel(const Vocabulary& vocabulary, const Merges& merges, BytePairOptions options, const std::string& where);
 
-  /// Appends the tokens of one piece. O(n log n) in its bytes; short pieces are remembered. Safe to call from several threads.
-  /// @throws ValueError for a byte or character that has no token where there is no unknown token either.
-  void encode(std::string_view piece, std::vector<PieceToken>& out) const;
+  /// O(n log n) in its bytes; short pieces are remembered.
+  void encode(std::string_view piece, std::vector<PieceToken>& out) const override;
 
-  [[nodiscard]] const StringMap<int32_t>& token_ids() const { return token_ids_; }
+  [[nodiscard]] const StringMap<int32_t>& token_ids() const override { return token_ids_; }
 
-  /// @returns whether text may be cut in front of each `character` that follows another one without a change of its tokens: no
-  ///          merge ever joins the two. Models that see a whole text as one piece (Llama 2) become fast by it.
-  [[nodiscard]] bool may_cut_before(std::string_view character) const;
+  /// True if no merge ever joins the two.
+  [[nodiscard]] bool may_cut_before(std::string_view character) const override;
 
  private:
   struct Merge {

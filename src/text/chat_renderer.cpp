@@ -29,37 +29,84 @@ std::string_view behind_last(std::string_view text, std::string_view part) {
   return at == std::string_view::npos ? text : text.substr(at + part.size());
 }
 
-/// The message as the template gets it: thoughts under each of their names, as transformers gives them.
-Row row_of(const Message& message) {
-  Row out{{"role", message.role}, {"content", message.content}};
-  if (!message.parts.empty()) out["content"] = Row::array();
-  for (const std::string& part : message.parts) out["content"].push_back({{"type", "text"}, {"text", part}});
-  if (!message.rest.empty()) out.update(Row::parse(message.rest));
-  const auto* const name =
-      std::find_if(kThoughts.begin(), kThoughts.end(), [&](const char* key) { return out.contains(key) && !out[key].is_null(); });
-  if (name == kThoughts.end()) return out;
-  const Row thoughts = out[*name];
-  Row named;
-  named["thinking"] = thoughts;
-  named.update(out);
-  named["reasoning_content"] = thoughts;
-  return named;
-}
-
-std::vector<std::string> texts_of(const Row& message) {
-  std::vector<std::string> out;
-  const Row& content = message.at("content");
-  if (content.is_string()) out.push_back(content.get<std::string>());
-  if (content.is_array()) {
-    for (const Row& part : content) out.push_back(part.at("text").get<std::string>());
+jinja::Value list_of(std::span<const std::string> texts) {
+  jinja::List out;
+  for (const std::string& text : texts) {
+    jinja::Dict part;
+    part.set("type", "text");
+    part.set("text", text);
+    out.emplace_back(std::move(part));
   }
   return out;
 }
 
-std::string thoughts_of(const Row& message) {
+/// The message as the template gets it: thoughts under each of their names, as transformers gives them. It must outlive the value.
+jinja::Value value_of(const Message& message) {
+  jinja::Dict out;
+  const jinja::Value rest = message.rest.empty() ? jinja::Value(jinja::Dict()) : jinja::Value::of(Row::parse(message.rest));
+  const auto given = [&](const char* key) {
+    const jinja::Value* const value = rest.dict()->find(key);
+    return value != nullptr && !value->is_none();
+  };
+  const auto* const name = std::find_if(kThoughts.begin(), kThoughts.end(), given);
+  if (name != kThoughts.end()) out.set("thinking", *rest.dict()->find(*name));
+  out.set("role", message.role);
+  out.set("content", message.parts.empty() ? jinja::Value::borrowed(message.content) : list_of(message.parts));
+  for (const auto& [key, value] : rest.dict()->entries) out.set(*key.text(), value);
+  if (name != kThoughts.end()) out.set("reasoning_content", *rest.dict()->find(*name));
+  return out;
+}
+
+/// message[key]; undefined if it has none.
+jinja::Value part_of(const jinja::Value& message, std::string_view key) {
+  const jinja::Value* const found = message.dict() != nullptr ? message.dict()->find(key) : nullptr;
+  return found != nullptr ? *found : jinja::Value();
+}
+
+/// The same with another value under a key.
+jinja::Value with(const jinja::Value& object, std::string_view key, jinja::Value value) {
+  jinja::Dict out = object.dict() != nullptr ? *object.dict() : jinja::Dict();
+  out.set(key, std::move(value));
+  return out;
+}
+
+jinja::Value message_of(const char* role, std::string_view content) {
+  jinja::Dict out;
+  out.set("role", role);
+  out.set("content", content);
+  return out;
+}
+
+bool is_list(const jinja::Value& message) { return part_of(message, "content").sequence() != nullptr; }
+
+/// The texts of a content: views of the message's.
+std::vector<std::string_view> texts_of(const jinja::Value& message) {
+  std::vector<std::string_view> out;
+  const jinja::Value* const content = message.dict()->find("content");
+  if (content == nullptr) return out;
+  if (content->text() != nullptr) out.emplace_back(*content->text());
+  if (content->sequence() != nullptr) {
+    for (const jinja::Value& part : content->sequence()->items) out.emplace_back(*part.dict()->find("text")->text());
+  }
+  return out;
+}
+
+std::string joined_texts_of(const jinja::Value& message) {
+  std::string out;
+  bool first = true;
+  for (const std::string_view text : texts_of(message)) {
+    if (!first) out += '\n';
+    first = false;
+    out += text;
+  }
+  return out;
+}
+
+std::string thoughts_of(const jinja::Value& message) {
   for (const char* const key : kThoughts) {
-    if (!message.contains(key) || !message[key].is_string()) continue;
-    std::string_view text = message[key].get_ref<const std::string&>();
+    const jinja::Value given = part_of(message, key);
+    if (given.text() == nullptr) continue;
+    std::string_view text = *given.text();
     while (text.starts_with('\n')) text.remove_prefix(1);
     while (text.ends_with('\n')) text.remove_suffix(1);
     return std::string(text);
@@ -67,7 +114,7 @@ std::string thoughts_of(const Row& message) {
   return {};
 }
 
-bool has_calls(const Row& message) { return message.contains("tool_calls") && !message["tool_calls"].empty(); }
+bool has_calls(const jinja::Value& message) { return part_of(message, "tool_calls").truth(); }
 
 /// <think>, <any:think> or [THINK] at the end of a header, and where it begins.
 std::optional<std::pair<std::size_t, std::string>> opening_of(std::string_view head) {
@@ -97,7 +144,8 @@ std::string day_as(const std::string& format, const std::string& date) {
   } else {
     month = 12;
   }
-  if (month == 12 || day < 1 || day > 31 || year < 1) return date;
+  if (month == 12 || day < 1 || day > 31 || year < 1)
+    throw jinja::Failure(message("a day must be written as 26 Jul 2024 for strftime_now(); got '{}'", date));
   const int moved = static_cast<int>(month) < 2 ? year - 1 : year;  // Sakamoto's day of the week
   constexpr std::array<int, 12> kShift{0, 3, 2, 5, 0, 3, 5, 1, 4, 6, 2, 4};
   const auto weekday = static_cast<std::size_t>((moved + moved / 4 - moved / 100 + moved / 400 + kShift[month] + day) % 7);
@@ -162,12 +210,32 @@ std::string special_at(const ChatTemplate::Parts& parts, std::string_view text) 
   return std::string(found);
 }
 
-/// The same, and where there is none what looks like one: a base model may not have the token that ends a turn.
-std::string end_at(const ChatTemplate::Parts& parts, std::string_view text) {
-  std::string special = special_at(parts, text);
-  if (!special.empty() || !(text.starts_with('<') || text.starts_with('['))) return special;
-  const std::size_t close = text.find(text[0] == '<' ? '>' : ']');
-  return close == std::string_view::npos ? std::string() : std::string(text.substr(0, close + 1));
+/// How many bytes of what stands behind an answer end it: through the special tokens at its beginning, or what looks like one there, as a base
+/// model may not have the token that ends a turn, or the first special tokens behind other text. 0 if there is none of them.
+std::size_t end_in(const ChatTemplate::Parts& parts, std::string_view tail) {
+  const auto specials_at = [&](std::size_t at) {
+    std::size_t end = at;
+    for (std::string token = special_at(parts, tail.substr(at)); !token.empty(); token = special_at(parts, tail.substr(end)))
+      end += token.size();
+    return end > at ? end : 0;
+  };
+  const std::string_view text = left_stripped(tail);
+  const std::size_t begin = tail.size() - text.size();
+  if (const std::size_t end = specials_at(begin)) return end;
+  if (text.starts_with('<') || text.starts_with('[')) {
+    const std::size_t close = text.find(text[0] == '<' ? '>' : ']');
+    if (close != std::string_view::npos) return begin + close + 1;
+  }
+  for (std::size_t at = begin; at < tail.size(); ++at) {
+    if (const std::size_t end = specials_at(at)) return end;
+  }
+  return 0;
+}
+
+std::string format_of(const jinja::Arguments& arguments) {
+  const jinja::Value* const format = arguments.find(0, "format");
+  if (format == nullptr || format->text() == nullptr) throw jinja::Failure("strftime_now() needs a format");
+  return *format->text();
 }
 
 /// How many bytes at the ends of two texts are equal.
@@ -181,23 +249,20 @@ std::size_t common_end(std::string_view a, std::string_view b) {
 
 ChatRenderer::ChatRenderer(const ChatTemplate::Parts& parts, std::span<const Message> messages, const ChatOptions& options)
     : parts_(parts), options_(options) {
-  for (const Message& message : messages) messages_.push_back(row_of(message));
+  for (const Message& message : messages) messages_.push_back(value_of(message));
 }
 
-jinja::Template::Rendered ChatRenderer::run(std::span<const Row> messages, bool prompt) const {
+jinja::Template::Rendered ChatRenderer::run(std::span<const jinja::Value> messages, bool prompt) const {
   const std::string date = options_.today.value_or(options_.date_string.value_or(std::string(kDefaultDate)));
-  jinja::List list;
-  for (const Row& message : messages) list.push_back(jinja::Value::of(message));
   jinja::Dict variables = parts_.tokens;
   const auto add = [&](const char* name, jinja::Value value) { variables.set(name, std::move(value)); };
-  add("messages", std::move(list));
+  add("messages", jinja::List(messages.begin(), messages.end()));
   add("tools", options_.tools.empty() ? jinja::Value(jinja::Value::None{}) : jinja::Value::of(Row::parse(options_.tools)));
   add("documents", jinja::Value::None{});
   add("add_generation_prompt", prompt);
   if (options_.date_string) add("date_string", *options_.date_string);
-  add("strftime_now", jinja::Function([date](const jinja::Arguments& arguments) {
-        return jinja::Value(day_as(arguments.values.empty() ? std::string() : arguments.values[0].str(), date));
-      }));
+  add("strftime_now",
+      jinja::Function([date](const jinja::Arguments& arguments) { return jinja::Value(day_as(format_of(arguments), date)); }));
   if (!options_.variables.empty()) {
     const jinja::Value more = jinja::Value::of(Row::parse(options_.variables));
     for (const auto& [key, value] : more.dict()->entries) variables.set(*key.text(), value);
@@ -214,9 +279,9 @@ bool ChatRenderer::writes_lists() const {
   try {
     text = run(messages_, false).text;
   } catch (const jinja::Failure&) { return false; }  // it accepts strings only
-  for (const Row& message : messages_) {
-    if (!message.at("content").is_array()) continue;
-    for (const std::string& said : texts_of(message)) {
+  for (const jinja::Value& message : messages_) {
+    if (!is_list(message)) continue;
+    for (const std::string_view said : texts_of(message)) {
       if (text.find(unicode::strip(said)) == std::string::npos) return false;
     }
   }
@@ -224,19 +289,18 @@ bool ChatRenderer::writes_lists() const {
 }
 
 void ChatRenderer::join_lists() {
-  for (Row& message : messages_) {
-    if (message.at("content").is_array()) message["content"] = joined_parts(texts_of(message));
+  for (jinja::Value& message : messages_) {
+    if (is_list(message)) message = with(message, "content", joined_texts_of(message));
   }
 }
 
 RenderedChat ChatRenderer::render() {
   try {
-    const bool lists =
-        std::any_of(messages_.begin(), messages_.end(), [](const Row& message) { return message.at("content").is_array(); });
+    const bool lists = std::any_of(messages_.begin(), messages_.end(), is_list);
     if (lists && !writes_lists()) join_lists();
     jinja::Template::Rendered rendered = run(messages_, options_.add_generation_prompt);
     RenderedChat out{std::move(rendered.text), {}};
-    if (!(options_.turns || options_.served) || messages_.back().at("role") != "assistant") return out;
+    if (!(options_.turns || options_.served) || !(part_of(messages_.back(), "role") == jinja::Value("assistant"))) return out;
     std::optional<Answer> answer;
     if (options_.served) answer = answer_behind_opening(out.text);
     if (!answer) {
@@ -259,7 +323,7 @@ RenderedChat ChatRenderer::render() {
 
 ChatRenderer::Answer ChatRenderer::answer_in(std::string& text,
                                              const std::vector<std::pair<std::size_t, std::size_t>>& generated) const {
-  const Row& message = messages_.back();
+  const jinja::Value& message = messages_.back();
   const std::string head = head_of_answer();
   Answer out;
   if (!generated.empty()) {
@@ -277,14 +341,16 @@ ChatRenderer::Answer ChatRenderer::answer_in(std::string& text,
         "{{% endgeneration %}} around the assistant's turn in the template.",
         messages_.size() - 1);
   };
+  const std::optional<std::string> tail = has_calls(message) ? std::nullopt : tail_of_answer();
   std::size_t begin = head.size();
   if (head.empty() || !text.starts_with(head)) {
     // What stands in front of it depends on the answer, as Mistral writes the system message only while the user speaks last. Where it is
     // served, the header's end stands in front of it too: there the two are put together.
-    const std::vector<std::string> texts = texts_of(message);
-    const std::string_view said = texts.empty() ? std::string_view() : unicode::strip(behind_last(texts.front(), "</think>"));
-    const std::size_t content = said.empty() ? std::string::npos : text.rfind(said);
-    not_found(content != std::string::npos && !has_calls(message));
+    not_found(tail && text.ends_with(*tail));
+    const std::vector<std::string_view> texts = texts_of(message);
+    const std::string_view said = texts.empty() ? std::string_view() : unicode::strip(behind_last(texts.back(), "</think>"));
+    const std::size_t content = std::string_view(text).substr(0, text.size() - tail->size()).rfind(said);
+    not_found(content != std::string::npos);
     begin = content;
     std::size_t most = 0;
     for (std::size_t at = content + 1; at-- > 0 && content - at <= 64;) {
@@ -305,41 +371,58 @@ ChatRenderer::Answer ChatRenderer::answer_in(std::string& text,
     not_found(called.has_value());
     return *std::move(called);
   }
-  std::size_t end = begin;
-  for (const std::string& part : texts_of(message)) {
-    const std::string_view said = unicode::strip(behind_last(part, "</think>"));  // a template may write thoughts in another way
-    const std::size_t at = text.find(said, end);
-    not_found(at != std::string::npos);
-    end = at + said.size();
-  }
-  const std::string_view rest =
-      left_stripped(std::string_view(text).substr(end));  // some templates keep white space behind the content
-  const std::string special = end_at(parts_, rest);
-  out.ended = !special.empty();
-  out.ranges.push_back({begin, out.ended ? text.size() - rest.size() + special.size() : end});
+  not_found(tail && text.ends_with(*tail) && text.size() - tail->size() >= begin);
+  const std::size_t ended = end_in(parts_, *tail);
+  out.ended = ended > 0;
+  out.ranges.push_back({begin, text.size() - tail->size() + ended});
   return out;
+}
+
+/// What the template writes behind the text of the last message: that of a mark in its place, behind the thoughts that it may begin with.
+std::optional<std::string> ChatRenderer::tail_of_answer() const {
+  const jinja::Value& message = messages_.back();
+  const std::vector<std::string_view> texts = texts_of(message);
+  const std::string_view last = texts.empty() ? std::string_view() : texts.back();
+  const std::string_view said = left_stripped(behind_last(last, "</think>"));
+  const std::string marked = std::string(last.substr(0, last.size() - said.size())) + std::string(kMark);
+  std::vector<jinja::Value> other = messages_;
+  if (is_list(message) && !texts.empty()) {
+    jinja::List parts = part_of(message, "content").sequence()->items;
+    parts.back() = with(parts.back(), "text", marked);
+    other.back() = with(message, "content", std::move(parts));
+  } else {
+    other.back() = with(message, "content", marked);
+  }
+  const std::string text = run(other, options_.add_generation_prompt).text;
+  const std::size_t at = text.rfind(kMark);
+  return at == std::string::npos ? std::nullopt : std::optional(text.substr(at + kMark.size()));
 }
 
 /// Of a message with tool calls: changing the last call changes the text up to the end of the turn only.
 std::optional<ChatRenderer::Answer> ChatRenderer::answer_with_calls(const std::string& text, std::size_t begin) const {
-  std::vector<Row> other = messages_;
-  Row& last = other.back()["tool_calls"].back();
-  Row& call = last.contains("function") && last["function"].is_object() ? last["function"] : last;
-  const bool is_text = call.contains("arguments") && call["arguments"].is_string();
-  call["name"] = kMark;
-  call["arguments"] = is_text ? Row(kMark) : Row{{std::string(kMark), kMark}};
+  const jinja::Value& message = messages_.back();
+  jinja::List calls = part_of(message, "tool_calls").iterated()->items;
+  if (calls.empty() || calls.back().dict() == nullptr) return std::nullopt;
+  const jinja::Value inner = part_of(calls.back(), "function");
+  jinja::Value call = inner.dict() != nullptr ? inner : calls.back();
+  jinja::Dict mark;
+  mark.set(kMark, kMark);
+  const bool is_text = part_of(call, "arguments").text() != nullptr;
+  call = with(with(call, "name", kMark), "arguments", is_text ? jinja::Value(kMark) : jinja::Value(std::move(mark)));
+  calls.back() = inner.dict() != nullptr ? with(calls.back(), "function", call) : call;
+  std::vector<jinja::Value> other = messages_;
+  other.back() = with(message, "tool_calls", std::move(calls));
   const std::string changed = run(other, options_.add_generation_prompt).text;
   if (changed == text) return std::nullopt;  // the template does not write tool calls
+  // Behind it stand the ends of the call, of all calls, and of the turn: through the last special token.
   const std::size_t from = std::max(begin, text.size() - common_end(text, changed));
-  std::size_t at = std::string::npos, length = 0;
+  std::size_t end = 0;
   for (const std::string& token : parts_.specials) {
-    const std::size_t found = token.empty() ? std::string::npos : text.find(token, from);
-    if (found == std::string::npos || (at != std::string::npos && (found > at || (found == at && token.size() < length)))) continue;
-    at = found;
-    length = token.size();
+    const std::size_t at = token.empty() ? std::string::npos : text.rfind(token);
+    if (at != std::string::npos && at >= from) end = std::max(end, at + token.size());
   }
-  if (at == std::string::npos) return Answer{{{begin, text.size()}}, false};
-  return Answer{{{begin, at + length}}, true};
+  if (end > 0) return Answer{{{begin, end}}, true};
+  return Answer{{{begin, std::max(begin, right_stripped(text).size())}}, false};
 }
 
 /// For a template whose header of an answer opens a thought: the conversation as it is served.
@@ -347,7 +430,7 @@ std::optional<ChatRenderer::Answer> ChatRenderer::answer_with_calls(const std::s
 /// DeepSeek's distills are asked behind "<think>", which their template writes in no answer: the answer is its thoughts, the end of them,
 /// and what the template writes.
 std::optional<ChatRenderer::Answer> ChatRenderer::answer_behind_opening(std::string& text) const {
-  const Row& message = messages_.back();
+  const jinja::Value& message = messages_.back();
   std::string head = head_of_answer();
   const auto opening = opening_of(head);
   if (!opening || text.starts_with(head) || !text.starts_with(std::string_view(head).substr(0, opening->first)) ||
@@ -356,45 +439,35 @@ std::optional<ChatRenderer::Answer> ChatRenderer::answer_behind_opening(std::str
   const auto& [place, begin] = *opening;
   std::string end = begin;
   end.insert(1, "/");
-  const std::string content = joined_parts(texts_of(message));
-  const std::string_view said = behind_last(content, end), trimmed = unicode::strip(said);
-  std::string answer, rest;
+  const std::optional<std::string> tail = tail_of_answer();
+  if (!tail || !text.ends_with(*tail)) return std::nullopt;
+  const std::string content = joined_texts_of(message);
+  const std::string_view said = behind_last(content, end);
+  std::string answer;
   if (std::string_view(text).substr(place).starts_with(begin)) {  // it writes thoughts, with other white space
-    const std::string_view written = left_stripped(std::string_view(text).substr(place + begin.size()));
-    const std::size_t at = written.find(trimmed);
-    if (at == std::string_view::npos) return std::nullopt;
-    answer = written.substr(0, at + trimmed.size());
-    rest = written.substr(at + trimmed.size());
+    answer = left_stripped(std::string_view(text).substr(0, text.size() - tail->size()).substr(place + begin.size()));
+  } else if (content.find(end) != std::string::npos) {
+    std::string_view inside = left_stripped(content);
+    if (inside.starts_with(begin)) inside.remove_prefix(begin.size());
+    while (inside.starts_with('\n')) inside.remove_prefix(1);
+    answer = inside;
   } else {
-    if (content.find(end) != std::string::npos) {
-      std::string_view inside = left_stripped(content);
-      if (inside.starts_with(begin)) inside.remove_prefix(begin.size());
-      while (inside.starts_with('\n')) inside.remove_prefix(1);
-      answer = inside;
-    } else {
-      const std::string thoughts = thoughts_of(message);
-      answer = thoughts + (thoughts.empty() ? "" : "\n") + end + "\n\n" + std::string(said);
-    }
-    const std::size_t at = text.find(trimmed, place);
-    if (at == std::string::npos) return std::nullopt;
-    rest = text.substr(at + trimmed.size());
-    if (!trimmed.empty()) answer = right_stripped(answer);  // the rest begins with what the template keeps
-    else rest = left_stripped(std::string(rest));
+    const std::string thoughts = thoughts_of(message);
+    answer = thoughts + (thoughts.empty() ? "" : "\n") + end + "\n\n" + std::string(said);
   }
-  const std::string_view behind = left_stripped(rest);
-  const std::string special = end_at(parts_, behind);
-  const std::size_t first = head.size(),
-                    stop = first + answer.size() + (special.empty() ? 0 : rest.size() - behind.size() + special.size());
-  text = head + answer + rest;
+  // What the template takes off the end of a text, it takes off here.
+  if (!std::string_view(text).substr(0, text.size() - tail->size()).ends_with(said)) answer = right_stripped(answer);
+  const std::size_t first = head.size(), stop = first + answer.size() + end_in(parts_, *tail);
+  text = head + answer + *tail;
   return Answer{{{first, stop}}, true};
 }
 
 /// The special token that follows the last answer when the conversation goes on, for a template that writes no end of a turn: GLM's models
 /// stop by <|user|> or <|observation|>. Empty if there is none.
 std::string ChatRenderer::next_header() const {
-  std::vector<Row> longer(messages_.begin(), messages_.end() - 1);
-  longer.push_back({{"role", "assistant"}, {"content", kMark}});
-  longer.push_back({{"role", has_calls(messages_.back()) ? "tool" : "user"}, {"content", ""}});
+  std::vector<jinja::Value> longer(messages_.begin(), messages_.end() - 1);
+  longer.push_back(message_of("assistant", kMark));
+  longer.push_back(message_of(has_calls(messages_.back()) ? "tool" : "user", ""));
   try {
     const std::string text = run(longer, false).text;
     return special_at(parts_, behind_last(text, kMark));
@@ -409,8 +482,10 @@ std::optional<std::string> end_of_answer(const ChatTemplate::Parts& parts) {
   } catch (const Error&) { return std::nullopt; }
   const std::size_t at = text.rfind(kMark);
   if (at == std::string::npos) return std::nullopt;
-  const std::string found = end_at(parts, left_stripped(std::string_view(text).substr(at + kMark.size())));
-  return found.empty() ? std::nullopt : std::optional(found);
+  const std::string_view tail = left_stripped(std::string_view(text).substr(at + kMark.size()));
+  std::string special = special_at(parts, tail);
+  if (special.empty()) special = tail.substr(0, end_in(parts, tail));
+  return special.empty() ? std::nullopt : std::optional(special);
 }
 
 }  // namespace qlorapp

@@ -38,18 +38,19 @@ class ChatRenderer {
     bool ended = true;  ///< Whether a special token ends it.
   };
 
-  [[nodiscard]] jinja::Template::Rendered run(std::span<const Row> messages, bool prompt) const;
+  [[nodiscard]] jinja::Template::Rendered run(std::span<const jinja::Value> messages, bool prompt) const;
   [[nodiscard]] std::string head_of_answer() const;
   [[nodiscard]] bool writes_lists() const;
   void join_lists();
   [[nodiscard]] Answer answer_in(std::string& text, const std::vector<std::pair<std::size_t, std::size_t>>& generated) const;
   [[nodiscard]] std::optional<Answer> answer_with_calls(const std::string& text, std::size_t begin) const;
   [[nodiscard]] std::optional<Answer> answer_behind_opening(std::string& text) const;
+  [[nodiscard]] std::optional<std::string> tail_of_answer() const;
   [[nodiscard]] std::string next_header() const;
 
   const ChatTemplate::Parts& parts_;
   const ChatOptions& options_;
-  std::vector<Row> messages_;
+  std::vector<jinja::Value> messages_;
 };
 
 /// The token that ends an answer, by what the template writes behind one; nullopt if it writes none.

@@ -14,6 +14,7 @@
 #include "json_reading.hpp"
 #include "named_templates.hpp"
 #include "special_tokens.hpp"
+#include "unicode.hpp"
 
 namespace qlorapp {
 namespace {
@@ -203,6 +204,13 @@ std::optional<std::string> ChatTemplate::end_of_turn() const { return end_of_ans
 RenderedChat ChatTemplate::render(std::span<const Message> messages, const ChatOptions& options) const {
   QLORAPP_CHECK_VALUE(!messages.empty(),
                       "[chat_template] a conversation must have a message; got none. Add one, or remove the row.");
+  const auto is_text = [](std::string_view text) { return unicode::first_invalid_utf8(text) == std::string_view::npos; };
+  for (const Message& one : messages) {
+    QLORAPP_CHECK_VALUE(
+        is_text(one.role) && is_text(one.content) && is_text(one.rest) && std::all_of(one.parts.begin(), one.parts.end(), is_text),
+        "[chat_template] text must be UTF-8; got other bytes in a message of '{}'. Convert it.",
+        is_text(one.role) ? one.role : "?");
+  }
   constexpr std::array<std::string_view, 3> kRoles{"system", "user", "assistant"};
   for (const Message& one : messages) {
     // A template writes any role, or leaves the message out: a misspelled one would not be noticed.

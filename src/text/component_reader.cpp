@@ -178,6 +178,10 @@ void ComponentReader::add_split(const json& component, PreTokenizer& out) const 
   const uint32_t delimiter = unicode::decode(character(at(component, "pattern"), "String", "the pattern of Split"))[0].value;
   if (behavior == "MergedWithPrevious") return out.splits.push_back({Split::kAfterDelimiter, delimiter});
   if (behavior == "MergedWithNext") return out.splits.push_back({Split::kBeforeDelimiter, delimiter});
+  if (behavior == "Contiguous" && delimiter == '\n') {  // runs of line feeds, and what is between them
+    std::string why;
+    return out.splits.push_back({Split::kPattern, 0, SplitPattern::parse("\\n+", why)});
+  }
   support(behavior == "Isolated",
           message("Split on a character must have behavior MergedWithPrevious, MergedWithNext or Isolated; got {}",
                   behavior.dump().substr(0, 200)));

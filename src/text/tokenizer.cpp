@@ -34,6 +34,11 @@ std::vector<AddedToken> of_pass(const std::vector<AddedToken>& all, bool normali
   return out;
 }
 
+std::unique_ptr<const PieceModel> model_of(TokenizerDescription& about, const std::string& where) {
+  if (about.unigram) return std::make_unique<const UnigramModel>(about.vocabulary, *std::move(about.unigram), where);
+  return std::make_unique<const BytePairModel>(about.vocabulary, about.merges, about.model, where);
+}
+
 }  // namespace
 
 struct Tokenizer::Tables {
@@ -44,7 +49,7 @@ struct Tokenizer::Tables {
   };
 
   TokenizerDescription about;  ///< Without vocabulary and merges, which the model has.
-  BytePairModel model;
+  std::unique_ptr<const PieceModel> model;
   AddedTokenFinder first_pass, second_pass;
   TokenDecoder decoder;
   std::unordered_map<TokenId, Token> tokens;
@@ -54,11 +59,11 @@ struct Tokenizer::Tables {
 
   Tables(TokenizerDescription description, const std::string& where)
       : about(std::move(description)),
-        model(about.vocabulary, about.merges, about.model, where),
+        model(model_of(about, where)),
         first_pass(of_pass(about.added, false)),
         second_pass(normalized(of_pass(about.added, true), where)),
         decoder(about.decoder.steps) {
-    if (model.may_cut_before(kSpaceMark)) about.pre_tokenizer.splits.push_back({Split::kBeforeRuns, kSpaceMarkCodePoint});
+    if (model->may_cut_before(kSpaceMark)) about.pre_tokenizer.splits.push_back({Split::kBeforeRuns, kSpaceMarkCodePoint});
     tokens.reserve(about.vocabulary.size() + about.added.size());
     for (const auto& [text, id] : about.vocabulary) put(id, text, false, text);
     for (const auto& token : about.added) {
@@ -167,10 +172,10 @@ struct Tokenizer::Tables {
         of_piece.clear();
         std::size_t at = offset(piece.begin);
         check_piece(offset(piece.end) - at);
-        model.encode(window.substr(at, offset(piece.end) - at), of_piece);
+        model->encode(window.substr(at, offset(piece.end) - at), of_piece);
         for (const PieceToken token : of_piece) {
           out.ids.push_back(token.id);
-          out.ranges.push_back(stretch.range(begin + at, begin + at + token.bytes));
+          out.ranges.push_back(token.bytes == 0 ? out.ranges.back() : stretch.range(begin + at, begin + at + token.bytes));
           at += token.bytes;
         }
       }
@@ -282,7 +287,7 @@ std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_to
 
 std::optional<TokenId> Tokenizer::token_to_id(std::string_view token) const {
   if (const auto added = tables_->added_ids.find(token); added != tables_->added_ids.end()) return added->second;
-  const auto& known = tables_->model.token_ids();
+  const auto& known = tables_->model->token_ids();
   const auto found = known.find(token);
   return found == known.end() ? std::nullopt : std::optional(found->second);
 }

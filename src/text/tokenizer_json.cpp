@@ -34,6 +34,7 @@ class Reader : ComponentReader {
     read_added(at(file, "added_tokens"));
     out_.pre_tokenizer = pre_tokenizer(at(file, "pre_tokenizer"));
     out_.model.byte_level = out_.pre_tokenizer.byte_level;
+    support(!out_.unigram || !out_.model.byte_level, "pre_tokenizer must not contain ByteLevel with a Unigram model");
     support(!out_.model.byte_level || !out_.model.byte_fallback,
             "model.byte_fallback must be false with ByteLevel: every byte has a token of its own there");
     read_post_processor(at(file, "post_processor"));
@@ -55,10 +56,29 @@ class Reader : ComponentReader {
     return value.get<int32_t>();
   }
 
+  void read_unigram(const json& model) {
+    known_keys(model, "the model", {"type", "unk_id", "vocab", "byte_fallback"});
+    const json& vocab = at(model, "vocab");
+    require(vocab.is_array() && !vocab.empty(),
+            message("model.vocab must be an array of tokens with scores; got {}", kind_of(vocab)));
+    UnigramOptions options;
+    options.byte_fallback = flag(model, "byte_fallback", false);
+    if (const json& unk = at(model, "unk_id"); !unk.is_null()) options.unk_id = id(unk, "model.unk_id");
+    options.scores.reserve(vocab.size());
+    for (const json& entry : vocab) {
+      require(entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_number(),
+              message("token {} of model.vocab must be a string and its score", options.scores.size()));
+      out_.vocabulary.emplace_back(entry[0].get<std::string>(), static_cast<int32_t>(options.scores.size()));
+      options.scores.push_back(entry[1].get<double>());
+    }
+    out_.unigram = std::move(options);
+  }
+
   void read_model(const json& model) {
     require(model.is_object(), message("model must be an object; got {}", kind_of(model)));
     const json& type = at(model, "type");
-    support(type.is_null() || type == "BPE", message("model must be BPE; got {}", type_of(model)));
+    if (type == "Unigram") return read_unigram(model);
+    support(type.is_null() || type == "BPE", message("model must be BPE or Unigram; got {}", type_of(model)));
     known_keys(model, "the model",
                {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
                 "ignore_merges", "vocab", "merges"});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,13 +11,15 @@
 #include "added_tokens.hpp"
 #include "byte_pair.hpp"
 #include "component_reader.hpp"
+#include "unigram.hpp"
 
 namespace qlorapp {
 
 struct TokenizerDescription {
-  BytePairModel::Vocabulary vocabulary;
+  Vocabulary vocabulary;
   BytePairModel::Merges merges;
   BytePairOptions model;
+  std::optional<UnigramOptions> unigram;  ///< In place of merges and the options above.
   std::vector<AddedToken> added;
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;

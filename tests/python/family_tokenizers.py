@@ -153,7 +153,35 @@ def of_class(name, **options):
     return build
 
 
+def helium(byte_fallback):
+    """SentencePiece's Unigram as transformers converts Helium's, whose line feed is a token of its own."""
+
+    def build(folder):
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(" "), normalizers.Replace(" ", "▁")])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split("\n", "contiguous")])
+        first = ["<unk>", "<s>", "</s>", "<pad>"] + [f"<0x{byte:02X}>" for byte in range(256) if byte_fallback]
+        trainer = trainers.UnigramTrainer(vocab_size=700, special_tokens=first, unk_token="<unk>", show_progress=False)
+        tokenizer.train_from_iterator(CORPUS, trainer)
+        file = json.loads(tokenizer.to_str())
+        file["model"]["byte_fallback"] = byte_fallback
+        known = {token for token, _ in file["model"]["vocab"]}
+        equal = [["zz", -3.5], ["zzz", -5.25], ["z", -1.75], ["▁▁", -4.0], ["a▁a", -2.0]]  # sums that are equal
+        file["model"]["vocab"] += [entry for entry in equal if entry[0] not in known]
+        tokenizer = Tokenizer.from_str(json.dumps(file))
+        tokenizer.add_special_tokens(["<|x|>", "<|eot_id|>"])
+        tokenizer.add_tokens([AddedToken("\n", normalized=False), AddedToken("extra", single_word=True, normalized=False)])
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        tokenizer.decoder = decoders.Sequence(steps)
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        return save(tokenizer, folder)
+
+    return build
+
+
 CLASSES = {
+    "Helium": helium(True),
+    "Helium without tokens of bytes": helium(False),
     "Qwen2Tokenizer": of_class("Qwen2Tokenizer"),
     "Qwen3_5Tokenizer": of_class("Qwen3_5Tokenizer"),
     "GPT2Tokenizer": of_class("GPT2Tokenizer"),

@@ -226,7 +226,7 @@ def test_the_day_of_a_template_is_the_day_of_the_call(data):
 @pytest.mark.parametrize(
     "source, rule",
     [
-        ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", r"cannot be located in this chat template's text. Put \{% generation %\}"),
+        ("{% for m in messages %}{{ m['role'] }}{% endfor %}", r"cannot be located in this chat template's text. Put \{% generation %\}"),
     ],
 )  # fmt: skip
 def test_a_template_whose_answers_cannot_be_found_is_refused(data, source, rule):

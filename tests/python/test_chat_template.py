@@ -190,6 +190,38 @@ TOOL_CHATS = [
 ]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": "<think>\nIt is 4, sure.\n</think>\n\n4"}, {"content": "4", "reasoning_content": "It is 4"}, {"content": "</s!> 4 </e!>"},
+        {"content": "<think>\n4\n</think>\n\n"}, {"content": "", "reasoning_content": "why"}, {"content": "assistant"}, {"content": "user\n"},
+    ],
+)  # fmt: skip
+def test_an_answer_that_says_what_stands_around_it_is_trained_to_its_end(probe, answer):
+    compared = 0
+    for name, source in named(probe):
+        turns = [{"role": "user", "content": "2+2? <think>"}, {"role": "assistant", **answer}]
+        got = probe.ask("render", source=source, bos="<s!>", messages=turns, served=True)
+        text, ((begin, end),) = bytes.fromhex(got["text"]), got["turns"]
+        assert text[begin:end].decode().endswith(got["end"]), name
+        assert text[end:].strip() in (b"", b"</e!>"), name  # Phi-3 ends a conversation in EOS
+        compared += 1
+    assert compared == len(named(probe))
+
+
+def test_the_end_of_a_turn_is_all_tokens_that_end_it(probe):
+    source = "{% for m in messages %}({{ m.role }}){{ m.content }}{{ eos_token }}{{ bos_token }} {% endfor %}"
+    got = probe.ask(
+        "render",
+        source=source,
+        bos="<s!>",
+        messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+        served=True,
+    )
+    ((begin, end),) = got["turns"]
+    assert bytes.fromhex(got["text"])[begin:end] == b"(assistant)a</e!><s!>"
+
+
 def test_a_call_is_what_the_assistant_has_to_produce(probe):
     for name, source in named(probe):
         if not re.match(r"qwen|llama3\.1", name):

@@ -300,7 +300,7 @@ REFUSED = [
     ({"post_processor": dict(TEMPLATE, single=[])}, "must contain the text A"),
     ({"decoder": {"type": "Fuse"}}, "decoder must be ByteLevel where the pre_tokenizer is; got Fuse"),
     ({"decoder": None}, "decoder may contain only .* got null"),
-    ({"model__type": "Unigram"}, "model must be BPE; got Unigram"),
+    ({"model__type": "WordPiece"}, "model must be BPE or Unigram; got WordPiece"),
     ({"model__byte_fallback": True}, "byte_fallback must be false with ByteLevel"),
     ({"model__dropout": 0.1}, "dropout must be null"),
     ({"model__continuing_subword_prefix": "##"}, "continuing_subword_prefix must be null"),

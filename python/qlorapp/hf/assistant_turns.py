@@ -5,7 +5,6 @@ A template that rewrites earlier turns, as one that removes their thoughts, give
 behind it do not hold as it is served. src/data/answers.cpp is the same rule for the command.
 """
 
-import calendar
 import datetime
 import itertools
 import json
@@ -19,6 +18,8 @@ from trl.data_utils import is_conversational, is_conversational_from_value, mayb
 from .. import _C
 from .text_service import Range, Service, special_tokens
 
+#: In English, whatever the locale.
+MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 _log = logging.getLogger("qlorapp")
 
 
@@ -55,7 +56,7 @@ class Answers:
         chosen = [i in wanted for i in range(len(messages))]
         given, more = (json.dumps(each, ensure_ascii=False) if each else "" for each in (tools, variables))
         day = datetime.date.today()
-        today = f"{day.day:02} {calendar.month_abbr[day.month]} {day.year}"
+        today = f"{day.day:02} {MONTHS[day.month - 1]} {day.year}"
         found: list[tuple[str, list[Range]]] = self._template.trained_texts(
             json.dumps(messages, ensure_ascii=False), chosen, given, more, today
         )

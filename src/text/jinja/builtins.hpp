@@ -8,9 +8,6 @@
 
 namespace qlorapp::jinja {
 
-/// No text is longer, or a short template could fill the memory.
-inline constexpr std::size_t kLongestText = std::size_t{64} << 20;
-
 /// @pre has_filter(), has_test(). @throws Failure.
 [[nodiscard]] Value filtered(std::string_view name, const Value& value, const Arguments& arguments);
 [[nodiscard]] bool tested(std::string_view name, const Value& value, const Arguments& arguments);

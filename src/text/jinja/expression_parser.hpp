@@ -32,6 +32,19 @@ class ExpressionParser {
     ExpressionParser& parser_;
   };
 
+  /// Operators in a row, each of which stands in the next.
+  struct Chain {
+    explicit Chain(ExpressionParser& parser) : parser_(parser), before_(parser.depth_) {}
+    ~Chain() { parser_.depth_ = before_; }
+    Chain(const Chain&) = delete;
+    Chain& operator=(const Chain&) = delete;
+    void grow() {
+      if (++parser_.depth_ > kDeepest) parser_.fail("got more than 200 levels");
+    }
+    ExpressionParser& parser_;
+    int before_;
+  };
+
   // --- tokens
 
   [[nodiscard]] const Token& token(std::size_t ahead = 0) const { return tokens_[std::min(at_ + ahead, tokens_.size() - 1)]; }
@@ -91,9 +104,11 @@ class ExpressionParser {
   }
 
   NodePtr expression() {
+    Chain chain(*this);
     const Level level(*this);
     NodePtr value = either();
     while (skip_word("if")) {
+      chain.grow();
       NodePtr condition = either();
       NodePtr other = skip_word("else") ? expression() : nullptr;
       value = node(Kind::kChoice, std::move(condition), std::move(value), std::move(other));
@@ -102,14 +117,22 @@ class ExpressionParser {
   }
 
   NodePtr either() {
+    Chain chain(*this);
     NodePtr left = both();
-    while (skip_word("or")) left = node(Kind::kOr, std::move(left), both());
+    while (skip_word("or")) {
+      chain.grow();
+      left = node(Kind::kOr, std::move(left), both());
+    }
     return left;
   }
 
   NodePtr both() {
+    Chain chain(*this);
     NodePtr left = negation();
-    while (skip_word("and")) left = node(Kind::kAnd, std::move(left), negation());
+    while (skip_word("and")) {
+      chain.grow();
+      left = node(Kind::kAnd, std::move(left), negation());
+    }
     return left;
   }
 
@@ -143,35 +166,55 @@ class ExpressionParser {
     return first;
   }
 
+  /// Jinja's Markup, which escapes what is added to it.
+  static bool is_markup(const Node& value) {
+    return value.kind == Kind::kFilter &&
+           (value.name == "safe" || value.name == "e" || value.name == "escape" || value.name == "forceescape");
+  }
+
   NodePtr sum() {
+    Chain chain(*this);
     NodePtr left = joined_texts();
-    for (;;) {
-      if (skip("+")) left = node(Kind::kAdd, std::move(left), joined_texts());
-      else if (skip("-")) left = node(Kind::kSubtract, std::move(left), joined_texts());
-      else return left;
+    while (sees("+") || sees("-")) {
+      chain.grow();
+      const bool adds = sees("+");
+      ++at_;
+      NodePtr right = joined_texts();
+      if (adds && (is_markup(*left) || is_markup(*right))) refuse("'+' behind the filter 'safe', which would escape the rest");
+      left = node(adds ? Kind::kAdd : Kind::kSubtract, std::move(left), std::move(right));
     }
+    return left;
   }
 
   NodePtr joined_texts() {
+    Chain chain(*this);
     NodePtr left = product();
-    while (skip("~")) left = node(Kind::kJoin, std::move(left), product());
+    while (skip("~")) {
+      chain.grow();
+      left = node(Kind::kJoin, std::move(left), product());
+    }
     return left;
   }
 
   NodePtr product() {
+    Chain chain(*this);
     NodePtr left = power();
     for (;;) {
-      if (skip("*")) left = node(Kind::kMultiply, std::move(left), power());
-      else if (skip("/")) left = node(Kind::kDivide, std::move(left), power());
-      else if (skip("//")) left = node(Kind::kFloorDivide, std::move(left), power());
-      else if (skip("%")) left = node(Kind::kModulo, std::move(left), power());
-      else return left;
+      const Kind kind = sees("*") ? Kind::kMultiply : sees("/") ? Kind::kDivide : sees("//") ? Kind::kFloorDivide : Kind::kModulo;
+      if (kind == Kind::kModulo && !sees("%")) return left;
+      chain.grow();
+      ++at_;
+      left = node(kind, std::move(left), power());
     }
   }
 
   NodePtr power() {
+    Chain chain(*this);
     NodePtr left = signed_value(true);
-    while (skip("**")) left = node(Kind::kPower, std::move(left), signed_value(true));
+    while (skip("**")) {
+      chain.grow();
+      left = node(Kind::kPower, std::move(left), signed_value(true));
+    }
     return left;
   }
 
@@ -255,8 +298,9 @@ class ExpressionParser {
   }
 
   NodePtr postfix(NodePtr value) {
-    for (int count = 0;; ++count) {
-      if (count > 1000) fail("got more than 1000 calls in a row");
+    Chain chain(*this);
+    for (;;) {
+      if (sees(".") || sees("[") || sees("(")) chain.grow();
       if (skip(".")) {
         if (token().kind == TokenKind::kInteger) {
           auto key = primary();
@@ -313,7 +357,9 @@ class ExpressionParser {
 
   /// Filters, tests and calls behind a value. @param inside  a filter block's first filter has no bar.
   NodePtr filters(NodePtr value, bool inside) {
+    Chain chain(*this);
     for (;;) {
+      if (sees("|") || sees("(") || sees_word("is")) chain.grow();
       if (inside || skip("|")) {
         auto out = node(Kind::kFilter, std::move(value));
         out->name = name();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 
@@ -49,6 +50,9 @@ Value key_of(const Value& value, bool with_case, const std::string& attribute) {
   return key;
 }
 
+/// What Python makes lazily: true, without a length, and there once.
+Value lazy(List items) { return Sequence{std::move(items), false, nullptr, 1, std::make_shared<bool>(false)}; }
+
 Value list_of(const Value& value, const Arguments&) { return value.iterated()->items; }
 
 Value sort(const Value& value, const Arguments& arguments) {
@@ -78,10 +82,10 @@ Value dictsort(const Value& value, const Arguments& arguments) {
 
 Value items_of(const Value& value, const Arguments&) {
   List out;
-  if (value.is_undefined()) return out;
+  if (value.dict() == nullptr && value.is_undefined()) return lazy(std::move(out));
   if (value.dict() == nullptr) throw Failure("Can only get item pairs from a mapping.");
   for (const auto& [key, entry] : value.dict()->entries) out.emplace_back(List{key, entry}, true);
-  return out;
+  return lazy(std::move(out));
 }
 
 Value tojson(const Value& value, const Arguments& arguments) {
@@ -116,7 +120,7 @@ Value map(const Value& value, const Arguments& arguments) {
     if (const Value* const standard = arguments.find(1, "default"); standard != nullptr && found.is_undefined()) found = *standard;
     out.push_back(std::move(found));
   }
-  return out;
+  return lazy(std::move(out));
 }
 
 /// select, reject, selectattr, rejectattr.
@@ -135,7 +139,7 @@ Value chosen(const Value& value, const Arguments& arguments, bool wanted, bool b
     }
     if (holds == wanted) out.push_back(item);
   }
-  return out;
+  return lazy(std::move(out));
 }
 
 Value join(const Value& value, const Arguments& arguments) {
@@ -153,6 +157,7 @@ Value join(const Value& value, const Arguments& arguments) {
 }
 
 Value to_int(const Value& value, const Arguments& arguments) {
+  if (arguments.find(1, "base") != nullptr) throw Failure("int is computed here in base 10");
   int64_t out = 0;
   if (value.as_integer(out)) return out;
   if (value.real() != nullptr && std::abs(*value.real()) < 9e18) return static_cast<int64_t>(*value.real());
@@ -175,8 +180,8 @@ Value to_float(const Value& value, const Arguments& arguments) {
   if (value.text() != nullptr) {
     const std::string_view text = unicode::strip(*value.text());
     double real = 0;
-    if (!text.empty() && std::from_chars(text.data(), text.data() + text.size(), real).ptr == text.data() + text.size())
-      return real;
+    const char* const begin = text.data() + (text.starts_with('+') ? 1 : 0);
+    if (!text.empty() && std::from_chars(begin, text.data() + text.size(), real).ptr == text.data() + text.size()) return real;
   }
   const Value* const standard = arguments.find(0, "default");
   return standard != nullptr ? *standard : Value(0.0);
@@ -189,18 +194,15 @@ Value indent(const Value& value, const Arguments& arguments) {
                                  ? *width->text()
                                  : std::string(static_cast<std::size_t>(std::clamp<int64_t>(width->whole(), 0, 1000)), ' ');
   const bool first = flag(arguments, 1, "first", false), blank = flag(arguments, 2, "blank", false);
+  const Value lines = call_text_method(value.str() + "\n", "splitlines", {});
   std::string out;
-  const std::string text = value.str() + "\n";
-  std::vector<std::string_view> lines;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = text.find('\n', at);
-    lines.push_back(std::string_view(text).substr(at, end - at));
-    at = end + 1;
-  }
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    if (i > 0) out += '\n';
-    if (i > 0 ? blank || !lines[i].empty() : first) out += before;
-    out += lines[i];
+  bool is_first = true;
+  for (const Value& line : lines.sequence()->items) {
+    if (!is_first) out += '\n';
+    if (is_first ? first : blank || !line.text()->empty()) out += before;
+    is_first = false;
+    out += *line.text();
+    if (out.size() > kLongestText) throw Failure("the text is too long");
   }
   return out;
 }
@@ -229,15 +231,25 @@ Value unique(const Value& value, const Arguments& arguments) {
     keys.push_back(std::move(key));
     out.push_back(item);
   }
-  return out;
+  return lazy(std::move(out));
 }
 
 Value rounded(const Value& value, const Arguments& arguments) {
   const Value* const digits = arguments.find(0, "precision");
   const std::string method = text_or(arguments, 1, "method", "common");
-  const double factor = std::pow(10.0, digits != nullptr ? static_cast<double>(digits->whole()) : 0.0),
-               scaled = value.as_real() * factor;
-  return (method == "ceil" ? std::ceil(scaled) : method == "floor" ? std::floor(scaled) : std::nearbyint(scaled)) / factor;
+  const int64_t precision = digits != nullptr ? digits->whole() : 0;
+  if (value.integer() != nullptr && method == "common" && precision >= 0) return value;
+  if (!value.is_number() || precision < 0 || precision > 20) throw Failure("round is computed here for numbers and 0 to 20 digits");
+  if (method == "common") {  // by the value as it is, not times a power of ten
+    std::array<char, 400> buffer{};
+    const auto written = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value.as_real(), std::chars_format::fixed,
+                                       static_cast<int>(precision));
+    double out = 0;
+    std::from_chars(buffer.data(), written.ptr, out);
+    return out;
+  }
+  const double factor = std::pow(10.0, static_cast<double>(precision)), scaled = value.as_real() * factor;
+  return (method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / factor;
 }
 
 Value first_of(const Value& value, const Arguments&) {
@@ -253,7 +265,7 @@ Value last_of(const Value& value, const Arguments&) {
 Value reversed(const Value& value, const Arguments&) {
   List items = value.iterated()->items;
   std::reverse(items.begin(), items.end());
-  if (value.text() == nullptr) return items;
+  if (value.text() == nullptr) return lazy(std::move(items));
   std::string out;
   for (const Value& item : items) out += *item.text();
   return out;
@@ -290,9 +302,16 @@ Value escaped(const Value& value, const Arguments&) {
 /// A method of texts as a filter over what is written as text.
 template <const char* kMethod>
 Value of_text(const Value& value, const Arguments& arguments) {
-  return (*text_method(value.str(), kMethod).function())(arguments);
+  return value.text() != nullptr ? call_text_method(*value.text(), kMethod, arguments)
+                                 : call_text_method(value.str(), kMethod, arguments);
 }
 constexpr char kUpper[] = "upper", kLower[] = "lower", kCapitalize[] = "capitalize", kStrip[] = "strip", kReplace[] = "replace";
+
+/// A text without white space around it is not copied: it may be long.
+Value trimmed(const Value& value, const Arguments& arguments) {
+  const bool plain = value.text() != nullptr && arguments.find(0, "chars") == nullptr;
+  return plain && unicode::strip(*value.text()).size() == value.text()->size() ? value : of_text<kStrip>(value, arguments);
+}
 
 using Filter = Value (*)(const Value&, const Arguments&);
 using Test = bool (*)(const Value&, const Arguments&);
@@ -300,9 +319,11 @@ using Test = bool (*)(const Value&, const Arguments&);
 constexpr std::pair<std::string_view, Filter> kFilters[] = {
     {"abs",
      [](const Value& value, const Arguments&) {
-       return value.integer() != nullptr ? Value(std::abs(*value.integer())) : Value(std::abs(value.as_real()));
+       int64_t number = 0;
+       if (value.as_integer(number)) return number < 0 ? computed("-", 0, number) : Value(number);
+       if (value.real() == nullptr) throw Failure(message("bad operand type for abs(): '{}'", value.type_name()));
+       return Value(std::abs(*value.real()));
      }},
-    {"attr", [](const Value& value, const Arguments& arguments) { return attribute_of(value, text_or(arguments, 0, "name", "")); }},
     {"capitalize", of_text<kCapitalize>},
     {"count", [](const Value& value, const Arguments&) { return Value(value.length()); }},
     {"d", standard},
@@ -339,16 +360,12 @@ constexpr std::pair<std::string_view, Filter> kFilters[] = {
     {"sum", summed},
     {"title", [](const Value& value, const Arguments&) { return Value(titled(value.str())); }},
     {"tojson", tojson},
-    {"trim", of_text<kStrip>},
+    {"trim", trimmed},
     {"unique", unique},
     {"upper", of_text<kUpper>},
 };
 
-int64_t remainder_of(const Value& value, int64_t divisor) {
-  const int64_t number = value.whole();
-  if (divisor == 0) throw Failure("integer modulo by zero");
-  return ((number % divisor) + divisor) % divisor;
-}
+int64_t remainder_of(const Value& value, int64_t divisor) { return computed("%", value.whole(), divisor).whole(); }
 
 bool is_sized(const Value& value) { return value.text() != nullptr || value.sequence() != nullptr || value.dict() != nullptr; }
 const Value& other(const Arguments& arguments) {

@@ -11,32 +11,41 @@ namespace {
 
 constexpr int64_t kLongestRange = 100'000;  // as in Jinja's sandbox
 
+/// at + step; where that overflows, the end of all numbers.
+int64_t stepped(int64_t at, int64_t step) {
+  int64_t out = 0;
+  if (!__builtin_add_overflow(at, step, &out)) return out;
+  return step > 0 ? INT64_MAX : INT64_MIN;
+}
+
 Value dict_method(const Value& object, std::string_view name) {
   const auto part = [&](bool keys, bool values, const char* view) {
     return Value(Function([object, keys, values, view](const Arguments&) {
-      List out;
-      for (const auto& [key, value] : object.dict()->entries)
-        out.push_back(keys && values ? Value(List{key, value}, true) : keys ? key : value);
-      return Value(Sequence{std::move(out), false, view});
-    }));
+                   List out;
+                   for (const auto& [key, value] : object.dict()->entries)
+                     out.push_back(keys && values ? Value(List{key, value}, true) : keys ? key : value);
+                   return Value(Sequence{std::move(out), false, view});
+                 }),
+                 &object);
   };
   if (name == "items") return part(true, true, "dict_items");
   if (name == "keys") return part(true, false, "dict_keys");
   if (name == "values") return part(false, true, "dict_values");
-  if (name == "copy") return Function([object](const Arguments&) { return object; });
+  if (name == "copy") return Value(Function([object](const Arguments&) { return object; }), &object);
   if (name == "get") {
-    return Function([object](const Arguments& arguments) {
+    const auto get = [object](const Arguments& arguments) {
       if (arguments.values.empty()) throw Failure("get expected at least 1 argument, got 0");
       if (const Value* const found = object.dict()->look_up(arguments.values[0])) return *found;
       return arguments.values.size() > 1 ? arguments.values[1] : Value(Value::None{});
-    });
+    };
+    return Value(Function(get), &object);
   }
   return {};
 }
 
 Value list_method(const Value& object, std::string_view name) {
   if (name != "index" && name != "count") return {};
-  return Function([object, count = name == "count"](const Arguments& arguments) {
+  const auto find = [object, count = name == "count"](const Arguments& arguments) {
     if (arguments.values.size() != 1) throw Failure("it takes exactly one argument");
     const List& items = object.sequence()->items;
     const Value& one = arguments.values[0];
@@ -44,7 +53,8 @@ Value list_method(const Value& object, std::string_view name) {
     const auto at = std::find(items.begin(), items.end(), one);
     if (at == items.end()) throw Failure(message("{} is not in list", one.repr()));
     return Value(static_cast<int64_t>(at - items.begin()));
-  });
+  };
+  return Value(Function(find), &object);
 }
 
 Value loop_attribute(const Loop& loop, std::string_view name) {
@@ -70,7 +80,7 @@ Value loop_attribute(const Loop& loop, std::string_view name) {
 }
 
 Value method_of(const Value& object, std::string_view name) {
-  if (object.text() != nullptr) return text_method(*object.text(), name);
+  if (object.text() != nullptr) return text_method(object, name);
   if (object.dict() != nullptr) return dict_method(object, name);
   if (object.sequence() != nullptr) return list_method(object, name);
   return {};
@@ -103,8 +113,7 @@ std::string formatted(const std::string& pattern, const Value& value) {
     ++next;
     if (kind == 's') out += one.str();
     else if (kind == 'r') out += one.repr();
-    else if (kind == 'd' || kind == 'i')
-      out += std::to_string(one.real() != nullptr ? static_cast<int64_t>(*one.real()) : one.whole());
+    else if (kind == 'd' || kind == 'i') out += std::to_string(one.whole());
     else throw Failure("of formats only %s, %r, %d and %i are computed here");
   }
   return out;
@@ -134,6 +143,7 @@ Value item_of(const Value& object, const Value& key) {
     if (found != nullptr) return *found;
   }
   int64_t index = 0;
+  if (object.sequence() != nullptr && object.sequence()->taken != nullptr) return missing(object, key.str());
   if (key.as_integer(index) && (object.sequence() != nullptr || object.text() != nullptr)) {
     const int64_t size = object.length();
     if (index < 0) index += size;
@@ -159,7 +169,7 @@ Value slice_of(const Value& object, const Value* from, const Value* to, const Va
   const auto place = [&](const Value* value, int64_t standard) {
     if (!given(value)) return standard;
     int64_t at = value->whole();
-    if (at < 0) at += size;
+    if (at < 0) at = stepped(at, size);
     return std::clamp<int64_t>(at, by > 0 ? 0 : -1, by > 0 ? size : size - 1);
   };
   const int64_t begin = place(from, by > 0 ? 0 : size - 1), end = place(to, by > 0 ? size : -1);
@@ -167,7 +177,7 @@ Value slice_of(const Value& object, const Value* from, const Value* to, const Va
       object.text() != nullptr ? characters(*object.text()) : std::vector<std::string_view>();
   List items;
   std::string text;
-  for (int64_t i = begin; by > 0 ? i < end : i > end; i += by) {
+  for (int64_t i = begin; by > 0 ? i < end : i > end; i = stepped(i, by)) {
     if (object.text() != nullptr) text += letters[static_cast<std::size_t>(i)];
     else items.push_back(object.sequence()->items[static_cast<std::size_t>(i)]);
   }
@@ -228,7 +238,7 @@ Value computed(std::string_view sign, const Value& a, const Value& b) {
       if (y > 64 && x == 0) out = 0;
     } else {
       if (y == 0) throw Failure("division by zero");
-      in_range(y == -1 && x == INT64_MIN);
+      if (y == -1) return sign == "//" ? computed("-", 0, x) : Value(0);
       const int64_t left = x % y, down = left != 0 && (left < 0) != (y < 0) ? 1 : 0;
       out = sign == "//" ? x / y - down : left + down * y;
     }
@@ -254,7 +264,7 @@ const Dict& global_functions() {
                     step = given.size() > 2 ? given[2].whole() : 1;
       if (step == 0) throw Failure("range() arg 3 must not be zero");
       List out;
-      for (int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
+      for (int64_t i = begin; step > 0 ? i < end : i > end; i = stepped(i, step)) {
         out.emplace_back(i);
         if (out.size() > kLongestRange) throw Failure(message("a range may have {} numbers", kLongestRange));
       }
@@ -262,7 +272,10 @@ const Dict& global_functions() {
     };
     const auto dict_of = [](const Arguments& arguments) {
       Dict out;
-      for (const auto& [key, value] : arguments.named) out.entries.emplace_back(key, value);
+      if (arguments.values.size() > 1 || (arguments.values.size() == 1 && arguments.values[0].dict() == nullptr))
+        throw Failure("dict() and namespace() are computed here for a dict and names");
+      if (!arguments.values.empty()) out = *arguments.values[0].dict();
+      for (const auto& [key, value] : arguments.named) out.set(key, value);
       return out;
     };
     Dict out;
@@ -270,7 +283,12 @@ const Dict& global_functions() {
     add("range", range);
     add("dict", [dict_of](const Arguments& arguments) { return Value(dict_of(arguments)); });
     add("namespace", [dict_of](const Arguments& arguments) {
-      return Value(std::make_shared<Value::Namespace>(Value::Namespace{dict_of(arguments)}));
+      const auto space = std::make_shared<Value::Namespace>();
+      for (const auto& [key, value] : dict_of(arguments).entries) {
+        if (key.text() == nullptr) throw Failure("the names of a namespace are texts");
+        space->set(*key.text(), value);
+      }
+      return Value(space);
     });
     add("raise_exception", [](const Arguments& arguments) -> Value {
       const Value* const text = arguments.find(0, "message");

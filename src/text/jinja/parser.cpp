@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <utility>
 
 #include "core/check.hpp"
 #include "expression_parser.hpp"
@@ -9,6 +10,14 @@
 
 namespace qlorapp::jinja {
 namespace {
+
+/// Whether a statement of a loop's body looks at `loop`, which knows the items to come.
+bool asks_for_loop(const Node& node) {
+  const auto asks = [](const NodePtr& part) { return part && asks_for_loop(*part); };
+  return (node.kind == Kind::kName && node.name == "loop") || std::any_of(node.children.begin(), node.children.end(), asks) ||
+         std::any_of(node.body.begin(), node.body.end(), asks) || std::any_of(node.other.begin(), node.other.end(), asks) ||
+         std::any_of(node.keywords.begin(), node.keywords.end(), [&](const auto& named) { return asks(named.second); });
+}
 
 class Parser : ExpressionParser {
  public:
@@ -48,7 +57,10 @@ class Parser : ExpressionParser {
   /// The body of a statement whose tag ends here, through the tag that ends it.
   Body body(std::string_view end) {
     end_block();
+    // A loop is not left from what is written into a text.
+    const int loops = end == "endfor" || end == "endif" || end == "endwith" ? loops_ : std::exchange(loops_, 0);
     Body out = statements({end});
+    loops_ = loops;
     expect_word(end);
     if (end == "endmacro" || end == "endcall") {
       if (token().kind == TokenKind::kName) ++at_;
@@ -141,6 +153,8 @@ class Parser : ExpressionParser {
     ++loops_;
     out->body = statements({"else", "endfor"});
     --loops_;
+    out->name =
+        std::any_of(out->body.begin(), out->body.end(), [](const NodePtr& part) { return asks_for_loop(*part); }) ? "" : "lazy";
     if (skip_word("else")) {
       out->other = body("endfor");
     } else {

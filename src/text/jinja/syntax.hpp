@@ -45,7 +45,7 @@ enum class Kind {
   kText,         // name
   kOutput,       // children: values
   kIf,           // children: condition, null for the last. body, other: the branches behind it
-  kFor,          // children: target, items, filter or null. body, other
+  kFor,          // children: target, items, filter or null. body, other; name is "lazy" if the body does not ask for `loop`
   kSet,          // children: target, value
   kSetBlock,     // children: target, filter or null. body
   kMacro,        // name, names: parameters, children: defaults of the last ones. body

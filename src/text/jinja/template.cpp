@@ -11,7 +11,9 @@ namespace qlorapp::jinja {
 namespace {
 
 constexpr int64_t kMostSteps = 10'000'000;
+constexpr int64_t kMostComparisons = 50'000'000;
 constexpr int kDeepestCall = 100;
+constexpr int kDeepestRun = 3000;  // nodes in each other, at up to a kilobyte of stack
 
 /// Names and their values. A loop's turn, a macro's call, and the body of `with` and `generation` each have one of their own; what is set
 /// there is not seen outside. Macros keep the one that they were made in.
@@ -43,9 +45,13 @@ enum class After { kGoOn, kBreak, kContinue };
 
 class Run {
  public:
-  explicit Run(const Dict& variables) : scope_(std::make_shared<Scope>()), variables_(variables) {}
+  explicit Run(const Dict& variables) : scope_(std::make_shared<Scope>()), variables_(variables) {
+    allow_comparisons(kMostComparisons);
+  }
   ~Run() {
-    for (const ScopePtr& scope : with_macros_) scope->names.clear();  // a macro and its scope hold each other
+    // A macro and its scope hold each other, and a namespace may hold itself.
+    for (const ScopePtr& scope : with_macros_) scope->names.clear();
+    for (const auto& space : spaces_) space->attributes.entries.clear();
   }
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
@@ -70,6 +76,25 @@ class Run {
     T before_;
   };
 
+  struct Nested {
+    explicit Nested(Run& run) : depth(run.nested_) {
+      if (++depth > kDeepestRun) {
+        --depth;
+        throw Failure(message("it needs more than {} expressions and calls in each other", kDeepestRun));
+      }
+    }
+    ~Nested() { --depth; }
+    Nested(const Nested&) = delete;
+    Nested& operator=(const Nested&) = delete;
+    int& depth;
+  };
+
+  /// What an operation looks at is a quarter of the work of making it.
+  void look_at(const Value& value) {
+    if (value.text() != nullptr) step(value.text()->size() >> 2);
+    if (value.sequence() != nullptr) step(value.sequence()->items.size() << 2);
+  }
+
   /// @param bytes  that the step makes: a long text is as much work as many steps.
   void step(std::size_t bytes = 0) {
     steps_ += 1 + static_cast<int64_t>(bytes >> 6);
@@ -88,12 +113,13 @@ class Run {
 
   After run(const Node& node) {
     step();
+    const Nested nested(*this);
     switch (node.kind) {
       case Kind::kText:
-        write(node.name);
+        write(std::string_view(node.name));
         return After::kGoOn;
       case Kind::kOutput:
-        write(value_of(*node.children[0]).str());
+        write(value_of(*node.children[0]));
         return After::kGoOn;
       case Kind::kIf:
         return run(value_of(*node.children[0]).truth() ? node.body : node.other);
@@ -113,12 +139,12 @@ class Run {
         return After::kGoOn;
       case Kind::kCallBlock: {
         const Value caller = macro(node, node.children.data() + 1, node.children.size() - 1);
-        write(called(*node.children[0], &caller).str());
+        write(called(*node.children[0], &caller));
         return After::kGoOn;
       }
       case Kind::kFilterBlock: {
         const Value text = captured(node.body, inner());
-        write(value_of(*node.children[0], &text).str());
+        write(value_of(*node.children[0], &text));
         return After::kGoOn;
       }
       case Kind::kWith: {
@@ -135,7 +161,7 @@ class Run {
         const std::size_t begin = out_.text.size();
         const std::string text = captured(node.body, inner());
         out_.generated.emplace_back(begin, begin + text.size());
-        write(text);
+        write(std::string_view(text));
         return After::kGoOn;
       }
       case Kind::kBreak:
@@ -149,6 +175,10 @@ class Run {
 
   [[nodiscard]] ScopePtr inner() const { return std::make_shared<Scope>(Scope{scope_}); }
 
+  void write(const Value& value) {
+    if (value.text() != nullptr) write(std::string_view(*value.text()));
+    else write(std::string_view(value.str()));
+  }
   void write(std::string_view text) {
     if (target_->size() + text.size() > kLongestText) throw Failure("the text is too long");
     target_->append(text);
@@ -160,14 +190,17 @@ class Run {
     const Restored there(target_, &text);
     const Restored here(scope_, std::move(scope));
     run(body);
+    step(text.size());
     return text;
   }
 
   After run_loop(const Node& node) {
     const Value all = value_of(*node.children[1]);
+    if (all.text() != nullptr) step(all.text()->size() << 4);
     std::shared_ptr<const Sequence> items = all.iterated();
     const Node* const filter = node.children[2].get();
-    if (filter != nullptr) {
+    const bool lazy = filter != nullptr && node.name == "lazy";  // each item is asked about when its turn comes
+    if (filter != nullptr && !lazy) {
       List kept;
       for (const Value& item : items->items) {
         step();
@@ -182,8 +215,15 @@ class Run {
       return run(node.other);
     }
     ScopePtr scope;
+    bool any = !lazy;
     for (std::size_t i = 0; i < items->items.size(); ++i) {
       step();
+      if (lazy) {
+        const Restored here(scope_, inner());
+        assign(*node.children[0], items->items[i]);
+        if (!value_of(*filter).truth()) continue;
+        any = true;
+      }
       if (scope && scope.use_count() == 1) scope->names.clear();  // no macro keeps it
       else scope = inner();
       ScopePtr own = scope;
@@ -200,7 +240,9 @@ class Run {
       scope_ = outer;
       if (after == After::kBreak) break;
     }
-    return After::kGoOn;
+    if (any) return After::kGoOn;
+    const Restored here(scope_, inner());
+    return run(node.other);
   }
 
   void assign(const Node& target, Value value) {
@@ -208,7 +250,12 @@ class Run {
     if (target.kind == Kind::kAttribute) {
       const Value object = value_of(*target.children[0]);
       if (object.space() == nullptr) throw Failure("cannot assign attribute on non-namespace object");
-      return object.space()->attributes.set(target.name, std::move(value));
+      // Only one that holds a namespace or a function can hold itself.
+      if (value.depth() > 0 && std::find(spaces_.begin(), spaces_.end(), object.shared_space()) == spaces_.end()) {
+        step(spaces_.size() << 6);
+        spaces_.push_back(object.shared_space());
+      }
+      return object.space()->set(target.name, std::move(value));
     }
     const std::shared_ptr<const Sequence> items = value.iterated();
     if (items->items.size() != target.children.size())
@@ -271,6 +318,7 @@ class Run {
   /// @param filtered  what stands for the value of the innermost filter, in a block.
   Value value_of(const Node& node, const Value* inside = nullptr) {
     step();
+    const Nested nested(*this);
     const auto child = [&](std::size_t i) { return value_of(*node.children[i]); };
     switch (node.kind) {
       case Kind::kConstant:
@@ -295,14 +343,19 @@ class Run {
         }
         return dict;
       }
-      case Kind::kAttribute:
-        return attribute_of(child(0), node.name);
+      case Kind::kAttribute: {
+        const Value object = child(0);
+        look_at(object);
+        return attribute_of(object, node.name);
+      }
       case Kind::kItem: {
         const Value object = child(0);
+        look_at(object);
         return item_of(object, child(1));
       }
       case Kind::kSlice: {
         const Value object = child(0);
+        look_at(object);
         std::optional<Value> bounds[3];
         for (std::size_t i = 0; i < 3; ++i) {
           if (node.children[i + 1]) bounds[i] = child(i + 1);
@@ -314,16 +367,20 @@ class Run {
         return called(node, nullptr);
       case Kind::kFilter: {
         const Value value = node.children[0] ? value_of(*node.children[0], inside) : *inside;
+        look_at(value);
         return weighed(filtered(node.name, value, arguments_of(node, 1)));
       }
       case Kind::kTest: {
         const Value value = child(0);
+        look_at(value);
         return tested(node.name, value, arguments_of(node, 1));
       }
       case Kind::kNot:
         return !child(0).truth();
-      case Kind::kNegative:
-        return computed("-", 0, child(0));
+      case Kind::kNegative: {
+        const Value value = child(0);
+        return value.real() != nullptr ? Value(-*value.real()) : computed("-", 0, value);
+      }
       case Kind::kPositive:
         return computed("+", 0, child(0));
       case Kind::kAnd: {
@@ -375,6 +432,8 @@ class Run {
     Value left = value_of(*node.children[0]);
     for (std::size_t i = 0; i < node.names.size(); ++i) {
       Value right = value_of(*node.children[i + 1]);
+      look_at(left);
+      look_at(right);
       const std::string& op = node.names[i];
       bool holds = false;
       if (op == "==") holds = left == right;
@@ -399,11 +458,12 @@ class Run {
 
   ScopePtr scope_;
   std::vector<ScopePtr> with_macros_;
+  std::vector<std::shared_ptr<Value::Namespace>> spaces_;
   const Dict& variables_;
   Template::Rendered out_;
   std::string* target_ = &out_.text;
   int64_t steps_ = 0;
-  int depth_ = 0;
+  int depth_ = 0, nested_ = 0;
 };
 
 }  // namespace

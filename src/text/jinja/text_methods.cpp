@@ -72,7 +72,6 @@ List words_of(std::string_view text, int64_t most, bool from_right) {
     const bool last = most >= 0 && static_cast<int64_t>(out.size()) >= most;
     std::size_t end = i;
     while (end < letters.size() && (last || !is_space(letters[end]))) ++end;
-    while (last && end > i && is_space(letters[end - 1])) --end;
     std::string word;
     for (std::size_t k = i; k < end; ++k) word += letters[from_right ? end - 1 - (k - i) : k];
     out.emplace_back(std::move(word));
@@ -132,6 +131,7 @@ Value replaced(const std::string& text, const Arguments& arguments) {
       if (left != 0) out += to;
       left -= left > 0 ? 1 : 0;
       out += letter;
+      if (out.size() > kLongestText) throw Failure("the text is too long");
     }
     return left != 0 ? out + to : out;
   }
@@ -154,6 +154,7 @@ bool begins_or_ends(const std::string& text, const Arguments& arguments, bool be
     return begins ? text.starts_with(*part.text()) : text.ends_with(*part.text());
   };
   const Value* const part = arguments.find(0, "prefix");
+  if (arguments.values.size() > 1) throw Failure("startswith() and endswith() with places are not computed here");
   if (part == nullptr) throw Failure("startswith() takes at least 1 argument (0 given)");
   if (part->sequence() == nullptr || !part->sequence()->is_tuple) return holds(*part);
   return std::any_of(part->sequence()->items.begin(), part->sequence()->items.end(), holds);
@@ -177,6 +178,7 @@ Value parted(const std::string& text, const Arguments& arguments, bool last) {
 
 Value counted(const std::string& text, const Arguments& arguments) {
   const std::string& part = text_at(arguments, 0, "sub", "count");
+  if (arguments.values.size() > 1) throw Failure("count() with places is not computed here");
   if (part.empty()) return character_count(text) + 1;
   int64_t out = 0;
   for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++out;
@@ -200,6 +202,7 @@ Value formatted(const std::string& text, const Arguments& arguments) {
                                                : arguments.find(arguments.values.size(), field);
       if (value == nullptr) throw Failure(message("format() has no argument for '{{{}}}'", field));
       out += value->str();
+      if (out.size() > kLongestText) throw Failure("the text is too long");
       i = end;
       continue;
     }
@@ -293,13 +296,23 @@ constexpr std::pair<std::string_view, Method> kMethods[] = {
     {"upper", [](const std::string& text, const Arguments&) { return Value(uppered(text)); }},
 };
 
-}  // namespace
-
-Value text_method(const std::string& text, std::string_view name) {
+const std::pair<std::string_view, Method>* find_method(std::string_view name) {
   const auto* const found =
       std::find_if(std::begin(kMethods), std::end(kMethods), [&](const auto& entry) { return entry.first == name; });
-  if (found == std::end(kMethods)) return {};
-  return Function([text, method = found->second](const Arguments& arguments) { return method(text, arguments); });
+  return found != std::end(kMethods) ? found : nullptr;
+}
+
+}  // namespace
+
+Value text_method(const Value& text, std::string_view name) {
+  const auto* const found = find_method(name);
+  if (found == nullptr) return {};
+  return Value(Function([text, method = found->second](const Arguments& arguments) { return method(*text.text(), arguments); }),
+               &text);
+}
+
+Value call_text_method(const std::string& text, std::string_view name, const Arguments& arguments) {
+  return find_method(name)->second(text, arguments);
 }
 
 std::string lowered(std::string_view text) {

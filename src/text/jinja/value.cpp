@@ -41,6 +41,53 @@ const Value* Arguments::find(std::size_t position, std::string_view name) const 
   return nullptr;
 }
 
+namespace {
+
+constexpr int kDeepestValue = 200;
+
+thread_local int64_t comparisons_left = 0;
+
+void count_comparison() {
+  if (--comparisons_left < 0) throw Failure("it compares too many values");
+}
+
+int checked(int depth) {
+  if (depth > kDeepestValue) throw Failure(message("lists and dicts stand in each other beyond {} levels", kDeepestValue));
+  return depth;
+}
+
+}  // namespace
+
+Value::Value(Sequence sequence) {
+  for (const Value& item : sequence.items) sequence.depth = std::max(sequence.depth, checked(1 + item.depth()));
+  data_ = std::make_shared<const Sequence>(std::move(sequence));
+}
+
+Value::Value(Dict dict) {
+  for (const auto& [key, value] : dict.entries)
+    dict.depth = std::max(dict.depth, checked(1 + std::max(key.depth(), value.depth())));
+  data_ = std::make_shared<const Dict>(std::move(dict));
+}
+
+Value::Value(Function function, const Value* holds)
+    : data_(std::make_shared<const Callable>(Callable{std::move(function), checked(1 + (holds != nullptr ? holds->depth() : 0))})) {
+}
+
+void Value::Namespace::set(std::string_view key, Value value) {
+  attributes.depth = std::max(attributes.depth, checked(1 + value.depth()));
+  attributes.set(key, std::move(value));
+}
+
+int Value::depth() const {
+  if (sequence() != nullptr) return sequence()->depth;
+  if (dict() != nullptr) return dict()->depth;
+  if (space() != nullptr) return space()->attributes.depth;
+  const Callable* const held = pointed<std::shared_ptr<const Callable>>();
+  return held != nullptr ? held->depth : 0;
+}
+
+void allow_comparisons(int64_t count) { comparisons_left = count; }
+
 Value Value::undefined(std::string what) {
   Value out;
   out.data_ = Undefined{std::make_shared<const std::string>(std::move(what))};
@@ -54,8 +101,8 @@ Value Value::of(const Row& json) {
     case Row::value_t::number_integer:
       return json.get<int64_t>();
     case Row::value_t::number_unsigned:
-      if (json.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX)) return json.get<int64_t>();
-      [[fallthrough]];
+      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) throw Failure("a number goes beyond 64 bits");
+      return json.get<int64_t>();
     case Row::value_t::number_float:
       return json.get<double>();
     case Row::value_t::string:
@@ -83,7 +130,7 @@ bool Value::truth() const {
   if (integer() != nullptr) return *integer() != 0;
   if (real() != nullptr) return *real() != 0;
   if (text() != nullptr) return !text()->empty();
-  if (sequence() != nullptr) return !sequence()->items.empty();
+  if (sequence() != nullptr) return sequence()->taken != nullptr || !sequence()->items.empty();
   if (dict() != nullptr) return !dict()->entries.empty();
   return true;
 }
@@ -140,6 +187,9 @@ std::string json_text(std::string_view text, bool ascii) {
 }
 
 void write_json(std::string& out, const Value& value, const JsonStyle& style, int level) {
+  if (out.size() > kLongestText) throw Failure("the text is too long");
+  if (value.sequence() != nullptr && value.sequence()->taken != nullptr)
+    throw Failure("Object of type generator is not JSON serializable");
   const auto line = [&](int depth) {
     if (style.indent >= 0) out += "\n" + std::string(static_cast<std::size_t>(style.indent) * static_cast<std::size_t>(depth), ' ');
   };
@@ -208,17 +258,23 @@ std::string Value::repr() const {
   if (real() != nullptr) return written(*real());
   if (text() != nullptr) return python_text(*text());
   if (const Sequence* const all = sequence()) {
+    if (all->taken != nullptr) throw Failure("a generator cannot be written as text");
     std::string out = all->view != nullptr ? std::string(all->view) + '(' : std::string();
     out += all->is_tuple ? '(' : '[';
-    for (std::size_t i = 0; i < all->items.size(); ++i) out += (i > 0 ? ", " : "") + all->items[i].repr();
+    for (std::size_t i = 0; i < all->items.size(); ++i) {
+      out += (i > 0 ? ", " : "") + all->items[i].repr();
+      if (out.size() > kLongestText) throw Failure("the text is too long");
+    }
     if (all->is_tuple && all->items.size() == 1) out += ',';
     out += all->is_tuple ? ')' : ']';
     return all->view != nullptr ? out + ')' : out;
   }
   if (const Dict* const all = dict()) {
     std::string out = "{";
-    for (std::size_t i = 0; i < all->entries.size(); ++i)
+    for (std::size_t i = 0; i < all->entries.size(); ++i) {
       out += (i > 0 ? ", " : "") + all->entries[i].first.repr() + ": " + all->entries[i].second.repr();
+      if (out.size() > kLongestText) throw Failure("the text is too long");
+    }
     return out += '}';
   }
   throw Failure(message("a {} cannot be written as text", type_name()));
@@ -257,7 +313,10 @@ int64_t Value::whole() const {
 }
 
 std::shared_ptr<const Sequence> Value::iterated() const {
-  if (auto all = shared_sequence()) return all;
+  if (auto all = shared_sequence()) {
+    if (all->taken == nullptr) return all;
+    return std::exchange(*all->taken, true) ? std::make_shared<const Sequence>() : all;
+  }
   Sequence out;
   if (dict() != nullptr) {
     for (const auto& [key, value] : dict()->entries) out.items.push_back(key);
@@ -272,12 +331,13 @@ std::shared_ptr<const Sequence> Value::iterated() const {
 int64_t Value::length() const {
   if (is_undefined()) return 0;
   if (text() != nullptr) return character_count(*text());
-  if (sequence() != nullptr) return static_cast<int64_t>(sequence()->items.size());
+  if (sequence() != nullptr && sequence()->taken == nullptr) return static_cast<int64_t>(sequence()->items.size());
   if (dict() != nullptr) return static_cast<int64_t>(dict()->entries.size());
   throw Failure(message("object of type '{}' has no len()", type_name()));
 }
 
 bool operator==(const Value& a, const Value& b) {
+  count_comparison();
   if (a.is_number() && b.is_number()) {
     int64_t x = 0, y = 0;
     return a.as_integer(x) && b.as_integer(y) ? x == y : a.as_real() == b.as_real();
@@ -286,7 +346,8 @@ bool operator==(const Value& a, const Value& b) {
   if (a.is_undefined() || a.is_none()) return true;
   if (a.text() != nullptr) return *a.text() == *b.text();
   if (a.sequence() != nullptr)
-    return a.sequence()->is_tuple == b.sequence()->is_tuple && a.sequence()->items == b.sequence()->items;
+    return a.sequence() == b.sequence() ||
+           (a.sequence()->is_tuple == b.sequence()->is_tuple && a.sequence()->items == b.sequence()->items);
   if (a.dict() != nullptr) {
     if (a.dict()->entries.size() != b.dict()->entries.size()) return false;
     return std::all_of(a.dict()->entries.begin(), a.dict()->entries.end(), [&](const auto& entry) {
@@ -298,6 +359,7 @@ bool operator==(const Value& a, const Value& b) {
 }
 
 bool Value::less(const Value& a, const Value& b) {
+  count_comparison();
   if (a.is_number() && b.is_number()) {
     int64_t x = 0, y = 0;
     return a.as_integer(x) && b.as_integer(y) ? x < y : a.as_real() < b.as_real();

@@ -16,6 +16,9 @@
 
 namespace qlorapp::jinja {
 
+/// No text is longer, or a short template could fill the memory.
+inline constexpr std::size_t kLongestText = std::size_t{64} << 20;
+
 /// The template raised, or asks for what Python refuses. Internal: Template::render() makes a ValueError of it.
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -27,12 +30,15 @@ using List = std::vector<Value>;
 struct Sequence {
   List items;
   bool is_tuple = false;
-  const char* view = nullptr;  ///< "dict_items" …: how Python writes what a dict's method gives.
+  const char* view = nullptr;             ///< "dict_items" …: how Python writes what a dict's method gives.
+  int depth = 1;                          ///< Of what it holds, as that of Dict: Value sets and bounds it.
+  std::shared_ptr<bool> taken = nullptr;  ///< Of what Python makes lazily (map, select …): it is there once, and has no length.
 };
 
 /// In the order of insertion.
 struct Dict {
   std::vector<std::pair<Value, Value>> entries;
+  int depth = 1;
   [[nodiscard]] const Value* find(std::string_view key) const;
   [[nodiscard]] const Value* look_up(const Value& key) const;
   void set(std::string_view key, Value value);
@@ -52,6 +58,10 @@ struct Arguments {
   [[nodiscard]] const Value* find(std::size_t position, std::string_view name) const;
 };
 using Function = std::function<Value(const Arguments&)>;
+struct Callable {
+  Function call;
+  int depth = 1;  ///< Of the values that it holds.
+};
 
 class Value {
  public:
@@ -62,6 +72,8 @@ class Value {
   using Text = std::shared_ptr<const std::string>;
   struct Namespace {
     Dict attributes;
+    /// @throws Failure beyond 200 levels.
+    void set(std::string_view key, Value value);
   };
 
   Value() : data_(Undefined{}) {}
@@ -75,13 +87,21 @@ class Value {
   Value(std::string_view text) : Value(std::string(text)) {}
   Value(const char* text) : Value(std::string(text)) {}
   Value(List items, bool is_tuple = false) : Value(Sequence{std::move(items), is_tuple}) {}
-  Value(Sequence sequence) : data_(std::make_shared<const Sequence>(std::move(sequence))) {}
-  Value(Dict dict) : data_(std::make_shared<const Dict>(std::move(dict))) {}
-  Value(Function function) : data_(std::make_shared<const Function>(std::move(function))) {}
+  /// @throws Failure for lists and dicts in each other beyond 200 levels, which the stack could not follow.
+  Value(Sequence sequence);
+  Value(Dict dict);
+  /// @param holds  what the function holds beside Jinja's own.
+  Value(Function function, const Value* holds = nullptr);
   Value(Loop loop) : data_(std::make_shared<const Loop>(std::move(loop))) {}
   Value(std::shared_ptr<Namespace> space) : data_(std::move(space)) {}
   [[nodiscard]] static Value undefined(std::string what);
-  /// @param json  Numbers beyond int64 become floats.
+  /// A text that outlives the value and its copies: a long one is not copied.
+  [[nodiscard]] static Value borrowed(const std::string& text) {
+    Value out;
+    out.data_ = Text(Text(), &text);
+    return out;
+  }
+  /// @throws Failure for a number beyond int64, which Python would write in full.
   [[nodiscard]] static Value of(const Row& json);
 
   [[nodiscard]] bool is_undefined() const { return std::holds_alternative<Undefined>(data_); }
@@ -94,10 +114,17 @@ class Value {
   [[nodiscard]] const Sequence* sequence() const { return pointed<std::shared_ptr<const Sequence>>(); }
   [[nodiscard]] const Dict* dict() const { return pointed<std::shared_ptr<const Dict>>(); }
   [[nodiscard]] const Loop* loop() const { return pointed<std::shared_ptr<const Loop>>(); }
-  [[nodiscard]] const Function* function() const { return pointed<std::shared_ptr<const Function>>(); }
+  [[nodiscard]] const Function* function() const {
+    const Callable* const held = pointed<std::shared_ptr<const Callable>>();
+    return held != nullptr ? &held->call : nullptr;
+  }
   [[nodiscard]] Namespace* space() const {
     const auto* const held = std::get_if<std::shared_ptr<Namespace>>(&data_);
     return held != nullptr ? held->get() : nullptr;
+  }
+  [[nodiscard]] std::shared_ptr<Namespace> shared_space() const {
+    const auto* const held = std::get_if<std::shared_ptr<Namespace>>(&data_);
+    return held != nullptr ? *held : nullptr;
   }
   /// The shared sequence itself, which a loop keeps.
   [[nodiscard]] std::shared_ptr<const Sequence> shared_sequence() const {
@@ -129,6 +156,8 @@ class Value {
   /// @throws Failure where Python cannot compare.
   [[nodiscard]] static bool less(const Value& a, const Value& b);
   friend bool operator==(const Value& a, const Value& b);
+  /// How deep lists, dicts, namespaces and functions stand in each other.
+  [[nodiscard]] int depth() const;
 
  private:
   template <class Pointer>
@@ -138,7 +167,7 @@ class Value {
   }
 
   std::variant<Undefined, None, bool, int64_t, double, Text, std::shared_ptr<const Sequence>, std::shared_ptr<const Dict>,
-               std::shared_ptr<Namespace>, std::shared_ptr<const Function>, std::shared_ptr<const Loop>>
+               std::shared_ptr<Namespace>, std::shared_ptr<const Callable>, std::shared_ptr<const Loop>>
       data_;
 };
 
@@ -155,6 +184,8 @@ struct JsonStyle {
 
 /// The characters of a text, which Python counts and cuts.
 [[nodiscard]] std::vector<std::string_view> characters(std::string_view text);
+/// Lets operator== and less() compare so many values from here on in this thread; then they throw Failure. Lists can hold each other twice.
+void allow_comparisons(int64_t count);
 [[nodiscard]] int64_t character_count(std::string_view text);
 
 }  // namespace qlorapp::jinja
