@@ -211,14 +211,15 @@ RenderedChat ChatTemplate::render(std::span<const Message> messages, const ChatO
         "[chat_template] text must be UTF-8; got other bytes in a message of '{}'. Convert it.",
         is_text(one.role) ? one.role : "?");
   }
-  constexpr std::array<std::string_view, 3> kRoles{"system", "user", "assistant"};
+  constexpr std::array<std::string_view, 5> kRoles{"system", "user", "assistant", "tool", "ipython"};
   for (const Message& one : messages) {
-    // A template writes any role, or leaves the message out: a misspelled one would not be noticed.
+    // Many templates write any role, and others leave the message out: a wrong one would not be noticed.
     const bool known = std::find(kRoles.begin(), kRoles.end(), one.role) != kRoles.end() || names_key(parts_->source, one.role);
-    const std::string hint = known ? std::string() : did_you_mean(one.role, kRoles, 2);
-    QLORAPP_CHECK_VALUE(hint.empty(),
-                        "[chat_template] a role must be one that the template knows; got '{}'.{} Rename it, or remove the row.",
-                        one.role, hint);
+    QLORAPP_CHECK_VALUE(
+        known,
+        "[chat_template] a role must be one of {}, or one that the chat template names; got '{}'. Rename it, or remove "
+        "the row.{}",
+        joined(kRoles), one.role, did_you_mean(one.role, kRoles, 2));
   }
   return ChatRenderer(*parts_, messages, options).render();
 }

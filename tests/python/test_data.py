@@ -263,10 +263,15 @@ def test_bad_rows_are_one_clear_error_with_their_line(data, name):
         ({"messages": [{"role": "user", "content": ["parts"]}]}, "a part of 'content' must be .*; got a string"),
         ({"messages": [{"role": "human", "content": "x"}]}, "a role must be one of"),
         (
-            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
-            "does not write tool calls, so they would be lost",
+            {
+                "messages": [
+                    {"role": "user", "content": "x"},
+                    {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {}}]},
+                ]
+            },
+            'leaves out tool call "f" of message 1',
         ),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "does not write tools, so they would be lost"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f"}]}, 'leaves out tool "f"'),
         ({"messages": [{"role": "user", "content": "x"}], "tools": {}, "functions": [{}]}, "got 'functions'"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": "[1"}, r"rows.jsonl:1, 'tools'\] must be valid JSON"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": {"a": 1}}, "'tools' must be a list of tools; got an object"),

@@ -145,7 +145,7 @@ TEST_CASE("a tokenizer.json with something unknown or contradictory is refused b
     CHECK(has(error, "[folder/tokenizer.json]"));
     CHECK(has(error, rule));
   };
-  refused("/model/type", "WordPiece", "model must be BPE; got WordPiece");
+  refused("/model/type", "WordPiece", "model must be BPE or Unigram; got WordPiece");
   refused("/model/dropout", 0.1, "model.dropout must be null");
   refused("/model/color", 1, "key 'color' of the model is not supported");
   refused("/model/vocab/he", 257, "model.vocab must give each token its own id");
