@@ -378,7 +378,7 @@ ChatRenderer::Answer ChatRenderer::answer_in(std::string& text,
   return out;
 }
 
-/// What the template writes behind the text of the last message: that of a mark in its place, behind the thoughts that it may begin with.
+/// The text behind the last message. The message is rendered with a mark in place of its text (thoughts are kept), and the mark is found.
 std::optional<std::string> ChatRenderer::tail_of_answer() const {
   const jinja::Value& message = messages_.back();
   const std::vector<std::string_view> texts = texts_of(message);
@@ -455,7 +455,7 @@ std::optional<ChatRenderer::Answer> ChatRenderer::answer_behind_opening(std::str
     const std::string thoughts = thoughts_of(message);
     answer = thoughts + (thoughts.empty() ? "" : "\n") + end + "\n\n" + std::string(said);
   }
-  // What the template takes off the end of a text, it takes off here.
+  // The template strips the end of the text, so the answer is stripped too.
   if (!std::string_view(text).substr(0, text.size() - tail->size()).ends_with(said)) answer = right_stripped(answer);
   const std::size_t first = head.size(), stop = first + answer.size() + end_in(parts_, *tail);
   text = head + answer + *tail;

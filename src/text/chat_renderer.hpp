@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A conversation as its template writes it, and where its last answer stands, whatever the template. Torch-free.
+/// Renders a conversation and finds its last answer in the text. Works for every template. Torch-free.
 ///
 /// An answer begins where generation begins: behind the text of the messages in front of it with the header of an answer. It ends behind the
 /// special token that follows its text. A template with {% generation %} says both itself.
@@ -17,7 +17,7 @@
 
 namespace qlorapp {
 
-/// What a chat template is made of.
+/// A parsed chat template with the tokens that it is rendered with.
 struct ChatTemplate::Parts {
   jinja::Template jinja;
   std::string source;

@@ -350,7 +350,7 @@ model = qlorapp.AutoModelForCausalLM.from_pretrained({model!r}, quantization_con
 torch.manual_seed(5)
 model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
 args = transformers.TrainingArguments(
-    out, per_device_train_batch_size=2, gradient_accumulation_steps=accumulation, max_steps=5, learning_rate=1e-2, logging_steps=1,
+    out, per_device_train_batch_size=2, gradient_accumulation_steps=accumulation, max_steps=5, learning_rate=3e-3, logging_steps=1,
     save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True, ddp_backend="gloo" if accumulation == 1 else None,
 )
 trainer = transformers.Trainer(
@@ -377,4 +377,4 @@ def test_transformers_loop_under_torchrun_gives_the_losses_of_one_process(tmp_pa
         else:
             torchrun(ranks, script, accumulation, out)
         losses.append(json.loads((out / "losses.json").read_text()))
-    assert len(losses[0]) == 5 and losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert len(losses[0]) == 5 and losses[1] == pytest.approx(losses[0], abs=1e-5)

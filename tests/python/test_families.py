@@ -110,7 +110,7 @@ def test_merging_is_pefts(root):
         assert relative(ours(**batch()).logits, again(**batch()).logits) <= 1e-5
 
 
-STEPS, RATE = 20, 2e-3
+STEPS, RATE = 20, 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def run(root):
 @pytest.mark.parametrize("root", FIRST, indirect=True)
 def test_twenty_steps_are_those_of_transformers_peft_and_bitsandbytes(run):
     folder, expected, _ = run
-    assert [entry["loss"] for entry in peer.history(folder)] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert [entry["loss"] for entry in peer.history(folder)] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.feature("eval")

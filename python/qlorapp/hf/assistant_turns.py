@@ -18,7 +18,7 @@ from trl.data_utils import is_conversational, is_conversational_from_value, mayb
 from .. import _C
 from .text_service import Range, Service, special_tokens
 
-#: In English, whatever the locale.
+#: English names, as strftime() follows the locale.
 MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 _log = logging.getLogger("qlorapp")
 

@@ -50,7 +50,7 @@ Value key_of(const Value& value, bool with_case, const std::string& attribute) {
   return key;
 }
 
-/// What Python makes lazily: true, without a length, and there once.
+/// A generator, as Jinja returns here: it is true, has no length, and can be iterated once.
 Value lazy(List items) { return Sequence{std::move(items), false, nullptr, 1, std::make_shared<bool>(false)}; }
 
 Value list_of(const Value& value, const Arguments&) { return value.iterated()->items; }
