@@ -12,6 +12,10 @@ FILES = {
 }
 
 
+#: Their contents are lists of parts, so few conversations of texts are rendered.
+IMAGES = ("idefics", "llava", "smolvlm")
+
+
 @pytest.fixture(scope="module")
 def probe():
     ours = DataProbe(conftest.BUILD)
@@ -25,7 +29,7 @@ def test_a_published_template_is_rendered_byte_for_byte(probe, name):
     for messages in conversations():
         for prompt in (False, True):
             rendered += compare(probe, FILES[name], messages, prompt, date="1 Jan 2030") is not None
-    assert rendered > 3  # those of images take lists of parts only
+    assert rendered > (3 if name.startswith(IMAGES) else 20)
 
 
 @pytest.mark.parametrize("name", FILES)
