@@ -59,6 +59,8 @@ std::optional<std::string_view> wrapping_key(std::string_view text) {
   return key;
 }
 
+constexpr std::size_t kPart = std::size_t{1} << 20;  ///< Of a long line, in bytes.
+
 class RowReader {
  public:
   RowReader(const std::string& path, FileFormat format, const std::string& text_field,
@@ -95,8 +97,8 @@ class RowReader {
 
  private:
   [[nodiscard]] std::string at(int64_t line) const { return message("{}:{}", path_, line); }
-  void check_size(const std::string& row, int64_t line) const {
-    QLORAPP_CHECK_FORMAT(row.size() <= kLargestRow,
+  void check_size(std::size_t bytes, int64_t line) const {
+    QLORAPP_CHECK_FORMAT(bytes <= kLargestRow,
                          "[{}] a row may have at most {} bytes; this one has more. Split it into several rows.", at(line),
                          kLargestRow);
   }
@@ -115,7 +117,7 @@ class RowReader {
 
   void visit_json(std::string& text, TextPlace begin) {
     Row row = parse_row(text, at(begin.line), /*packs_ids=*/true, begin);
-    if (text.capacity() > (std::size_t{1} << 20)) text = {};  // a large row is not held twice
+    if (text.capacity() > kPart) text = {};  // a large row is not held twice
     visit_(std::move(row), begin.line);
   }
 
@@ -123,25 +125,48 @@ class RowReader {
     const std::string start(bytes_.front().substr(0, 256));  // for the message about rows inside an object
     const TextPlace first = place();
     std::string row;
-    for (TextPlace begin = first; row.clear(), bytes_.take_line(row, kLargestRow); begin = place()) {
-      check_size(row, begin.line);
+    for (TextPlace begin = first; row.clear(), bytes_.take_line(row, kPart); begin = place()) {
+      const auto is_whole = [&] { return bytes_.line() > begin.line || bytes_.peek() < 0; };
+      while (is_blank(row) && !is_whole()) {
+        begin.column += std::ssize(row);
+        row.clear();
+        bytes_.take_line(row, kPart);
+      }
       if (is_blank(row)) {
         ++read_.blank_lines;
         continue;
       }
-      if (begin.line == first.line) explain_first(row, start, begin.line);
-      visit_json(row, begin);
+      if (begin.line == first.line) explain_first(row, is_whole(), start, begin.line);
+      if (is_whole()) visit_json(row, begin);
+      else visit_long_line(row, begin);
     }
   }
 
+  /// @param part  the line's beginning; its memory takes the other parts.
+  void visit_long_line(std::string& part, TextPlace begin) {
+    std::size_t size = 0;
+    const auto next = [&]() -> std::string_view {
+      if (size > 0) {
+        part.clear();
+        if (bytes_.line() == begin.line) bytes_.take_line(part, kPart);
+      }
+      size += part.size();
+      check_size(size, begin.line);
+      return part;
+    };
+    Row row = parse_row(next, at(begin.line), /*packs_ids=*/true, begin);
+    visit_(std::move(row), begin.line);
+  }
+
   /// The first line must be a row. The message names the usual other formats.
-  void explain_first(std::string_view row, std::string_view start, int64_t line) const {
+  /// @param is_whole  otherwise `row` is a long line's beginning.
+  void explain_first(std::string_view row, bool is_whole, std::string_view start, int64_t line) const {
     QLORAPP_CHECK_FORMAT(row.front() == '{' || !by_name_ || named_json(),
                          "[{}] rows are read as JSON unless the name of the file ends in .csv, .tsv or .txt; this file does not "
                          "begin with {{ or [. Rename it, or set --data_format.",
                          path_);
     const std::size_t end = row.find_last_not_of(" \t\r");
-    const std::optional<std::string_view> key = row[end] == '}' ? std::nullopt : wrapping_key(start);
+    const std::optional<std::string_view> key = !is_whole || row[end] == '}' ? std::nullopt : wrapping_key(start);
     QLORAPP_CHECK_FORMAT(!key || *key == "messages" || *key == "conversations",
                          "[{}] a file of rows must be JSON lines or one array; this one is an object over several lines, with rows "
                          "inside '{}'. Write that array alone: json.dump(json.load(open(…))['{}'], …).",
@@ -186,7 +211,7 @@ class RowReader {
           depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
         }
         row += static_cast<char>(c);
-        check_size(row, begin.line);
+        check_size(row.size(), begin.line);
       }
       const bool is_empty_array = first && closed && row.empty();
       if (row.empty() && !is_empty_array) refuse_comma(closed ? comma : here, closed ? "behind" : "in front of");
@@ -254,7 +279,7 @@ class RowReader {
       row.clear();
     };
     for (; next.clear(), bytes_.take_line(next, kLargestRow); line = bytes_.line()) {
-      check_size(next, line);
+      check_size(next.size(), line);
       if (next.ends_with('\r')) next.pop_back();
       if (is_blank(next)) {
         if (row.empty()) ++read_.blank_lines;  // of a paragraph, the first ends it
@@ -264,7 +289,7 @@ class RowReader {
       if (row.empty()) begin = line;
       else row += '\n';
       row += next;
-      check_size(row, begin);
+      check_size(row.size(), begin);
       if (!paragraphs) finish();
     }
     finish();

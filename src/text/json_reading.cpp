@@ -3,7 +3,10 @@
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -21,12 +24,79 @@ struct Limits {
   bool packs = false;             ///< Lists of ids of the outermost object.
 };
 
+TextPlace place_behind(std::string_view text, TextPlace at) {
+  for (const char c : text) {
+    at.column += (static_cast<uint8_t>(c) & 0xC0) == 0x80 ? 0 : 1;
+    if (c == '\n') at = {at.line + 1, 1};
+  }
+  return at;
+}
+
+/// A text that is there as a whole.
+class WholeText {
+ public:
+  WholeText(std::string_view text, TextPlace begin) : text_(text), begin_(begin) {}
+  [[nodiscard]] auto begin() const { return text_.begin(); }
+  [[nodiscard]] auto end() const { return text_.end(); }
+  [[nodiscard]] TextPlace place_of(std::size_t byte) const { return place_behind(text_.substr(0, byte), begin_); }
+
+ private:
+  std::string_view text_;
+  TextPlace begin_;
+};
+
+/// A text that comes in parts, and is read once.
+class TextInParts {
+ public:
+  TextInParts(const std::function<std::string_view()>& next, TextPlace begin) : next_(next), begin_(begin), last_(begin) {}
+
+  struct Iterator {
+    using iterator_category = std::input_iterator_tag;
+    using value_type = char;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const char*;
+    using reference = const char&;
+    TextInParts* text;  ///< Null at the end.
+    const char *at, *stop;
+    const char& operator*() const { return *at; }
+    Iterator& operator++() {
+      if (++at == stop) *this = text->next();
+      return *this;
+    }
+    bool operator==(const Iterator& other) const { return text == other.text; }
+  };
+  Iterator begin() { return next(); }
+  static Iterator end() { return {}; }
+
+  /// @param byte  of the present part, or the one before it.
+  [[nodiscard]] TextPlace place_of(std::size_t byte) const {
+    return byte < read_ ? last_ : place_behind(part_.substr(0, byte - read_), begin_);
+  }
+
+ private:
+  Iterator next() {
+    if (!part_.empty()) {
+      last_ = place_behind(part_.substr(0, part_.size() - 1), begin_);
+      begin_ = place_behind(part_.substr(part_.size() - 1), last_);
+      read_ += part_.size();
+    }
+    part_ = next_();
+    if (part_.empty()) return {};
+    return {this, part_.data(), part_.data() + part_.size()};
+  }
+
+  const std::function<std::string_view()>& next_;
+  std::string_view part_;
+  std::size_t read_ = 0;  ///< Bytes before the part.
+  TextPlace begin_;       ///< Of the part.
+  TextPlace last_;        ///< Of the byte before it.
+};
+
 /// Builds a value of the parser's events.
-template <class json>
+template <class json, class Text>
 class Builder {
  public:
-  Builder(std::string_view text, const std::string& where, Limits limits, TextPlace begin)
-      : text_(text), where_(where), limits_(limits), begin_(begin) {}
+  Builder(const Text& text, const std::string& where, Limits limits) : text_(text), where_(where), limits_(limits) {}
 
   json take() { return tree_.take(); }
 
@@ -71,20 +141,12 @@ class Builder {
     if (const auto end = reason.find(": "); end != std::string_view::npos) reason.remove_prefix(end + 2);
     std::string readable;  // the reason quotes what was read, which may be long or no UTF-8
     unicode::append_lossy(readable, reason.substr(0, 200));
-    const TextPlace at = place_of(position > 0 ? position - 1 : 0);
+    const TextPlace at = text_.place_of(position > 0 ? position - 1 : 0);
     throw FormatError(message("[{}] must be valid JSON in UTF-8; line {}, column {}: {}. Check the program that wrote the file.",
                               where_, at.line, at.column, readable));
   }
 
  private:
-  [[nodiscard]] TextPlace place_of(std::size_t byte) const {
-    TextPlace at = begin_;
-    for (const char c : text_.substr(0, byte)) {
-      at.column += (static_cast<uint8_t>(c) & 0xC0) == 0x80 ? 0 : 1;
-      if (c == '\n') at = {at.line + 1, 1};
-    }
-    return at;
-  }
   bool pack(int64_t id) {
     QLORAPP_CHECK_FORMAT(packed_.size() < kMostRowIds * sizeof(int32_t),
                          "[{}] a row may have at most {} token ids; this one has more. Split it into several rows.", where_,
@@ -129,19 +191,18 @@ class Builder {
     return true;
   }
 
-  const std::string_view text_;
+  const Text& text_;
   const std::string& where_;
   const Limits limits_;
-  const TextPlace begin_;
   std::size_t values_ = 0;
   format::JsonTree<json> tree_;
   bool holds_ids_ = false, is_packing_ = false;
   std::vector<uint8_t> packed_;
 };
 
-template <class json>
-json parse(std::string_view text, const std::string& where, Limits limits, TextPlace begin = {}) {
-  Builder<json> builder(text, where, limits, begin);
+template <class json, class Text>
+json parse(Text text, const std::string& where, Limits limits) {
+  Builder<json, Text> builder(text, where, limits);
   json::sax_parse(text.begin(), text.end(), &builder);
   return builder.take();
 }
@@ -167,9 +228,14 @@ std::string_view kind(const json& value) {
 
 }  // namespace
 
-nlohmann::json parse_json(std::string_view text, const std::string& where) { return parse<nlohmann::json>(text, where, {}); }
+nlohmann::json parse_json(std::string_view text, const std::string& where) {
+  return parse<nlohmann::json>(WholeText(text, {}), where, {});
+}
 Row parse_row(std::string_view text, const std::string& where, bool packs_ids, TextPlace begin) {
-  return parse<Row>(text, where, {kMostRowKeys, kMostRowValues, packs_ids}, begin);
+  return parse<Row>(WholeText(text, begin), where, {kMostRowKeys, kMostRowValues, packs_ids});
+}
+Row parse_row(const std::function<std::string_view()>& next, const std::string& where, bool packs_ids, TextPlace begin) {
+  return parse<Row>(TextInParts(next, begin), where, {kMostRowKeys, kMostRowValues, packs_ids});
 }
 
 std::optional<PackedIds> packed_ids(const Row& value) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -53,6 +54,10 @@ class PackedIds {
 /// @param begin      stands in the message about malformed text, which names line and column of the file.
 /// @throws as parse_json(); FormatError for an object with more than kMostRowKeys keys, more than kMostRowValues values or kMostRowIds ids.
 [[nodiscard]] Row parse_row(std::string_view text, const std::string& where, bool packs_ids = false, TextPlace begin = {});
+/// The same for a text that is not held as a whole: the parser has it twice already, as its token and as the row's value.
+/// @param next  returns the next part, which is read before the next call; an empty one at the end.
+[[nodiscard]] Row parse_row(const std::function<std::string_view()>& next, const std::string& where, bool packs_ids,
+                            TextPlace begin);
 /// Absent unless parse_row() packed the list; valid as long as `value`.
 [[nodiscard]] std::optional<PackedIds> packed_ids(const Row& value);
 

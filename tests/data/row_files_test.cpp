@@ -69,6 +69,30 @@ std::string row_refusal(std::string_view name, std::string_view content, const D
 
 }  // namespace
 
+TEST_CASE("a line of megabytes, which is read in parts, is a row as any other", "[data][cpu]") {
+  const std::string row = "{\"text\": \"a b\"}", blanks(3'000'000, ' ');
+  const auto filled = [](size_t bytes, const std::string& end) {  // {"text": "a b", "more": "éé…"}
+    std::string line = "{\"text\": \"a b\", \"more\": \"";
+    while (line.size() < bytes) line += "\u00e9";
+    return line + end;
+  };
+  for (const size_t bytes : {size_t{1} << 20, (size_t{1} << 20) + 1, size_t{2} << 20, size_t{5'000'001}}) {
+    std::string lines = row + "\n" + filled(bytes, "\"}") + "\n" + blanks + "\n\r\n" + blanks + row + blanks;
+    for (const char* end : {"", "\n"}) {
+      const Dataset data = rows_of("rows.jsonl", lines + end);
+      CHECK(data.examples.size() == 3);
+      CHECK(data.summary.blank_lines == 2);
+    }
+    CHECK(rows_of("rows.jsonl", filled(bytes, "\"}")).examples.size() == 1);
+    const std::string broken = filled(bytes, "\", nul}");  // one character, two bytes, each
+    const size_t characters = 25 + (broken.size() - 25 - 7) / 2 + 7;
+    const std::string error = row_refusal("rows.jsonl", row + "\n" + broken + "\n");
+    INFO(error);
+    CHECK(has(error, message("rows.jsonl:2] must be valid JSON in UTF-8; line 2, column {}: ", characters)));
+    CHECK(has(row_refusal("rows.jsonl", filled(bytes, "")), "missing closing quote"));
+  }
+}
+
 TEST_CASE("the same rows come from JSON lines, an array, CSV, TSV, text, paragraphs and gzip", "[data][cpu]") {
   struct Kind {
     std::string_view name;
