@@ -42,6 +42,7 @@ OTHERS: dict[str, tuple[list[str], list[str]]] = {
         ["consumer.wheel", "tests/python/test_notebook_install.py", "tests/python/test_stubs.py"],
     ),
     "dev": ([], ["tests/python/test_touched.py", "lint"]),
+    "scripts/dev": ([], ["tests/python/test_touched.py", "lint"]),
     "requirements": ([MODULE], ["lint", "tests/python/test_stubs.py"]),
     ".clang-format": ([], ["lint"]),
     "tests": (["core_tests"], ["cpp.core"]),
