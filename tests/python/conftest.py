@@ -17,6 +17,7 @@ if not GPU:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
 
 import pytest  # noqa: E402
+import shards  # noqa: E402
 import torch  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -53,7 +54,7 @@ def thorough(request) -> bool:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--shard", help="I/N: of the files in alphabetical order, every N-th from the I-th on")
+    parser.addoption("--shard", help="I/N: the I-th of N parts of the files, which take about as long (shards.py)")
     parser.addoption("--thorough", action="store_true", help="all random cases, for which ./dev test has no time")
 
 
@@ -63,8 +64,7 @@ def pytest_ignore_collect(collection_path, config):
     if not shard or not collection_path.name.startswith("test_"):
         return None
     i, n = map(int, shard.split("/"))
-    files = sorted(collection_path.parent.glob("test_*.py"))
-    return None if files.index(collection_path) % n == i - 1 else True
+    return None if collection_path.name in shards.shards(n)[i - 1] else True
 
 
 def needs_gpu(item) -> bool:
@@ -128,6 +128,12 @@ def feature_of(item) -> tuple[str, str, str] | None:
 
 
 _shown: dict[str, dict] = {}
+_seconds: dict[str, float] = {}
+
+
+def pytest_runtest_logreport(report):
+    name = pathlib.Path(report.nodeid.partition("::")[0]).name
+    _seconds[name] = _seconds.get(name, 0.0) + report.duration
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -145,8 +151,10 @@ def pytest_runtest_makereport(item, call):
     cases[case] = passed if cases.get(case, True) else cases[case]
 
 
-def pytest_sessionfinish():
+def pytest_sessionfinish(session):
     """A file per module, since shards run beside each other. Tests that did not run keep their results."""
+    if session.config.getoption("--shard"):
+        shards.note(BUILD, _seconds)
     for module, devices in _shown.items():
         path = BUILD / "family_features" / f"{module}{'.gpu' if GPU else ''}.json"
         kept = json.loads(path.read_text()) if path.exists() else {}

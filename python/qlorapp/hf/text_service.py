@@ -126,6 +126,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the program while it renders, too
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a library that asks a question finds no answer there
+    sys.modules["torch"] = None  # type: ignore[assignment]  # tokenizers need none, and it takes most of the time
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # its absence is not worth a line
     with channel.makefile("r", encoding="utf-8", newline="\n") as lines:
         serve(lines, lambda text: channel.sendall(text.encode()), *sys.argv[1:3])
 
