@@ -62,7 +62,7 @@ class BackgroundCommit:
 
 class CausalLM:
     """include/qlorapp/nn/causal_lm.hpp"""
-    def unpad(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None=None, labels: torch.Tensor | None=None, position_ids: torch.Tensor | None=None) -> UnpaddedBatch: ...
+    def unpad(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None=None, labels: torch.Tensor | None=None, position_ids: torch.Tensor | None=None, on_host: bool=False) -> UnpaddedBatch: ...
     def add_adapters(self, lora_config_json: str, seed: typing.SupportsInt, name: str='default', weights: str | None=None) -> None:
         """`weights` names a folder with the weights as they were before quantization."""
     @property
@@ -350,6 +350,42 @@ class RunFolder:
 class SamplingOptions:
     """include/qlorapp/nn/sampling.hpp"""
     def __init__(self, *, do_sample: bool=False, temperature: typing.SupportsFloat=1.0, top_k: typing.SupportsInt=0, top_p: typing.SupportsFloat=1.0, min_p: typing.SupportsFloat=0.0, repetition_penalty: typing.SupportsFloat=1.0, seed: typing.SupportsInt=0) -> None: ...
+
+class StepRunner:
+    """src/train/step_runner.hpp"""
+    def __init__(self, model: CausalLM, arguments_json: str) -> None: ...
+    def gradients(self, window: collections.abc.Sequence[UnpaddedBatch]) -> None:
+        """Forward and backward of a step's micro-batches."""
+    def take_gradients(self, mean_loss: torch.Tensor, micro_batches: typing.SupportsInt) -> None:
+        """The same for gradients, times scale(), that a backward pass has left in the parameters' .grad."""
+    def update(self, rate: typing.SupportsFloat) -> bool:
+        """False if float16 overflowed: then nothing has changed."""
+    def read(self) -> None:
+        """Raises RuntimeError if gradients were not finite. Synchronizes."""
+    def scale(self) -> torch.Tensor: ...
+    @property
+    def is_open(self) -> bool:
+        """The last window had no update so far."""
+    @property
+    def mean_loss(self) -> torch.Tensor:
+        """() of the last window, on the device."""
+    @property
+    def grad_norm(self) -> torch.Tensor:
+        """() before clipping, on the device."""
+    @property
+    def scaler(self) -> GradScaler: ...
+    @property
+    def steps(self) -> int:
+        """Updates so far."""
+    @steps.setter
+    def steps(self, value: typing.SupportsInt) -> None: ...
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches so far: a part of the key of dropout masks."""
+    @micro_step.setter
+    def micro_step(self, value: typing.SupportsInt) -> None: ...
+    def moments(self) -> list[tuple[str, torch.Tensor]]:
+        """[(name, tensor)] flat over the arena, in the optimizer's memory: exp_avg and exp_avg_sq, or state1, state2, absmax1, absmax2."""
 
 class Trainer:
     """include/qlorapp/train/trainer.hpp"""

@@ -11,12 +11,19 @@ import torch
 from . import _C
 
 _OPS = torch.ops.qlorapp
-_BLOCK = 256
+BLOCK = 256
 #: As in bitsandbytes: smaller parameters keep float32 moments; smaller ones are not paged.
 _SMALLEST, _SMALLEST_PAGED = 4096, 100_000
 #: The key of a parameter's tensors in bitsandbytes' state dict.
-_WRAPPED = "__bnb_optimizer_quant_state__"
+WRAPPED = "__bnb_optimizer_quant_state__"
 _MOMENTS = ("state1", "state2", "absmax1", "absmax2")
+
+
+def code_map(signed: bool, device: torch.device) -> torch.Tensor:
+    """The 256 values of a moment in eight bits: (256,) float32."""
+    codes, one = torch.arange(256, dtype=torch.uint8, device=device), torch.ones(1, device=device)
+    values: torch.Tensor = _OPS.dequantize_blockwise(codes, one, BLOCK, signed)
+    return values
 
 
 class AdamW8bit(torch.optim.Optimizer):
@@ -83,19 +90,18 @@ class AdamW8bit(torch.optim.Optimizer):
         if not self._eight_bit or parameter.numel() < self._min_8bit_size or id(parameter) in self._in_float32:
             state["state1"], state["state2"] = (torch.zeros_like(parameter, dtype=torch.float32) for _ in range(2))
             return
-        blocks = -(-parameter.numel() // _BLOCK)
+        blocks = -(-parameter.numel() // BLOCK)
         state["state1"] = torch.full_like(parameter, 127, dtype=torch.uint8)  # the signed map's zero
         state["state2"] = torch.zeros_like(parameter, dtype=torch.uint8)
-        codes, one = torch.arange(256, dtype=torch.uint8, device=parameter.device), torch.ones(1, device=parameter.device)
         for i, signed in ((1, True), (2, False)):
-            state[f"qmap{i}"] = _OPS.dequantize_blockwise(codes, one, _BLOCK, signed)
+            state[f"qmap{i}"] = code_map(signed, parameter.device)
             state[f"absmax{i}"] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)
 
     def _page(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         """Hands the moments of a large parameter on a GPU to C++, if they are paged."""
         self._pages.pop(parameter, None)
         count = parameter.numel()
-        if self._paged and parameter.is_cuda and count >= _SMALLEST_PAGED and count % _BLOCK == 0:
+        if self._paged and parameter.is_cuda and count >= _SMALLEST_PAGED and count % BLOCK == 0:
             self._pages[parameter] = _C.PagedState([state.pop(name) for name in _MOMENTS if name in state], count)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -128,13 +134,13 @@ class AdamW8bit(torch.optim.Optimizer):
             if (parameter := parameters[index]) in self._pages:
                 for name, value in zip(_MOMENTS, self._pages[parameter].tensors(), strict=False):
                     held[name] = value.view_as(parameter) if name.startswith("state") else value
-            given["state"][index] = {"step": state["step"], _WRAPPED: held}
+            given["state"][index] = {"step": state["step"], WRAPPED: held}
         return given
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copies a state dict of this class, or of bitsandbytes' AdamW over the same parameters."""
         states = {
-            index: {name: value for name, value in {**state, **state.get(_WRAPPED, {})}.items() if name != _WRAPPED}
+            index: {name: value for name, value in {**state, **state.get(WRAPPED, {})}.items() if name != WRAPPED}
             for index, state in copy.deepcopy(state_dict["state"]).items()
         }
         super().load_state_dict({**state_dict, "state": states})

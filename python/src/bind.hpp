@@ -28,6 +28,7 @@ void bind_model(py::module_& m);
 void bind_generate(py::module_& m);
 void bind_data(py::module_& m);
 void bind_train(py::module_& m);
+void bind_steps(py::module_& m);
 void bind_trainer(py::module_& m);
 void bind_checkpoints(py::module_& m);
 /// Throws what a signal raised while a line was logged. Needs the GIL.

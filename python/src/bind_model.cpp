@@ -76,11 +76,12 @@ void save(const CausalLM& model, const std::string& source, const std::string& o
 }
 
 UnpaddedBatch unpad_for(const CausalLM& model, const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
-                        const std::optional<at::Tensor>& labels, const std::optional<at::Tensor>& position_ids) {
+                        const std::optional<at::Tensor>& labels, const std::optional<at::Tensor>& position_ids, bool on_host) {
   UnpaddedBatch unpadded = unpad(input_ids, attention_mask.value_or(at::Tensor()), labels.value_or(at::Tensor()),
                                  model.config().vocab_size, position_ids.value_or(at::Tensor()));
-  unpadded.batch = unpadded.batch.to(model.device());
-  unpadded.indices = unpadded.indices.to(model.device());
+  const at::Device device = on_host ? at::Device(at::kCPU) : model.device();
+  unpadded.batch = unpadded.batch.to(device);
+  unpadded.indices = unpadded.indices.to(device);
   return unpadded;
 }
 
@@ -143,7 +144,7 @@ void bind_model(py::module_& m) {
 
   py::class_<CausalLM, std::shared_ptr<CausalLM>>(m, "CausalLM", "include/qlorapp/nn/causal_lm.hpp")
       .def("unpad", &unpad_for, py::arg("input_ids"), py::arg("attention_mask") = std::nullopt, py::arg("labels") = std::nullopt,
-           py::arg("position_ids") = std::nullopt, NoGil())
+           py::arg("position_ids") = std::nullopt, py::arg("on_host") = false, NoGil())
       .def(
           "add_adapters",
           [](CausalLM& self, const std::string& json, uint64_t seed, const std::string& name,

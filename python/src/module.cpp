@@ -16,6 +16,7 @@ PYBIND11_MODULE(_C, m) {
   bind_data(m);
   bind_train(m);
   bind_checkpoints(m);
+  bind_steps(m);
   bind_trainer(m);
   bind_plan(m);
 }

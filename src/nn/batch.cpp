@@ -34,6 +34,24 @@ Batch Batch::filler(int64_t token) {
   return batch;
 }
 
+Batch Batch::rows(int64_t first, int64_t last) const {
+  QLORAPP_CHECK_VALUE(first >= 0 && first < last && last <= row_count(), "[batch] rows must be some of 0 to {}; got {} to {}.",
+                      row_count(), first, last);
+  Batch out = *this;
+  if (first == 0 && last == row_count()) return out;
+  const auto begin = row_starts.begin() + first, end = row_starts.begin() + last + 1;
+  const int64_t before = *begin, count = *(end - 1) - before;
+  out.tokens = tokens.narrow(0, before, count);
+  out.targets = targets.narrow(0, before, count);
+  out.positions = positions.narrow(0, before, count);
+  out.row_starts.assign(begin, end);
+  for (int64_t& start : out.row_starts) start -= before;
+  out.target_count = (out.targets != kIgnoredTarget).sum().item<int64_t>();
+  if (first > 0) out.first_label_count = 0;  // all of them are the first part's
+  out.first_token = first_token + before;
+  return out;
+}
+
 Batch Batch::to(at::Device device) const {
   // Towards the host a copy must have arrived before anybody reads it.
   const bool non_blocking = !device.is_cpu();

@@ -2,12 +2,12 @@
 #include "qlorapp/train/trainer.hpp"
 
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <numeric>
 
 #include <nlohmann/json.hpp>
 
@@ -21,6 +21,7 @@
 #include "nn/base_fingerprint.hpp"
 #include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
+#include "qlorapp/data/collate.hpp"
 #include "qlorapp/data/packing.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
@@ -31,6 +32,7 @@
 #include "train/early_stopping.hpp"
 #include "train/loss_trend.hpp"
 #include "train/run_inputs.hpp"
+#include "train/run_setup.hpp"
 #include "train/trainer_state_json.hpp"
 #include "train/unread_losses.hpp"
 #include "train/window_runner.hpp"
@@ -75,26 +77,6 @@ void pack_rows(std::vector<Example>& rows, const TrainingArguments& args, const 
   rows = std::move(packed.examples);
 }
 
-AdamW::Options optimizer_options(const TrainingArguments& args) {
-  return {args.adam_beta1,
-          args.adam_beta2,
-          args.adam_epsilon,
-          args.weight_decay,
-          args.optimizer_is_8bit() ? AdamW::State::kEightBit : AdamW::State::kFloat32,
-          args.optimizer_is_paged()};
-}
-
-/// torch's defaults, with a floor and an end: 17 skips in a row take the scale from 65536 below 1, where float16 has nothing left to gain.
-GradScaler::Options scaler_options(at::Device device, bool computes_in_half, const TrainingArguments& args) {
-  GradScaler::Options options;
-  options.device = device.type();
-  // On a GPU without bf16, bf16 is float16 (io/device.hpp) and needs what float16 needs.
-  options.enabled = args.fp16 || (device.is_cuda() && computes_in_half);
-  options.min_scale = 1.0;
-  options.max_consecutive_skips = 17;
-  return options;
-}
-
 }  // namespace
 
 Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> train_data, std::vector<Example> eval_data,
@@ -105,26 +87,18 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       eval_data_(std::move(eval_data)),
       base_model_(std::move(base_model)),
       callbacks_(std::move(callbacks)),
-      state_(model.arena(), optimizer_options(args_), scaler_options(device(), model.dtype() == at::kHalf, args_)) {
+      state_(new_state(model, args_)) {
   const std::shared_ptr<Communicator>& shard_ranks = model.decoder().ranks();
   if (shard_ranks) args_.base_sharding = sharding_over(shard_ranks.get());  // as it was loaded
   args_.validate();
   const std::shared_ptr<Communicator>& all = shard_ranks && shard_ranks->whole() ? shard_ranks->whole() : shard_ranks;
   state_.ranks = ranks ? std::move(ranks) : all ? all : single_process();
-  state_.sums_in_bf16 = args_.ddp_sum_in_bf16;
   QLORAPP_CHECK_VALUE(!shard_ranks || all == state_.ranks,
                       "[ranks] a sharded base is trained with the communicator that it was loaded with; got another one. Give "
                       "none, or that one: exchanges of two have no common order.");
-  if (args_.optimizer_is_paged() && device().is_cpu()) {
-    log_warning_once(message("[trainer] optim={}: on a CPU the optimizer state is not paged; results are the same.", args_.optim));
-  }
-  if (args_.tf32) at::globalContext().setAllowTF32CuBLAS(*args_.tf32);
-  state_.schedule = make_schedule(args_.lr_scheduler_type, args_.lr_scheduler_kwargs.json);
-  state_.base_learning_rate = args_.learning_rate;
-  state_.max_grad_norm = args_.max_grad_norm;
-  state_.count_position_zero = args_.count_position_zero;
-  state_.seed = static_cast<uint64_t>(args_.seed);
-  set_up_model();
+  take_options(state_, args_);
+  prepare_rows();
+  set_up_model(*model_, args_, state_, longest_row(), !eval_data_.empty());
   const BaseFingerprint base = base_fingerprint(*model_);
   state_.inputs = {data_fingerprint(train_data_),
                    data_fingerprint(eval_data_),
@@ -137,7 +111,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   unread_ = std::make_unique<UnreadLosses>();
   trend_ = std::make_unique<LossTrend>();
   saving_ = std::make_unique<BackgroundCommit>();
-  runner_ = std::make_unique<WindowRunner>(*model_, state_, args_, train_data_, !eval_data_.empty());
+  runner_ = std::make_unique<WindowRunner>(*model_, state_, args_, !eval_data_.empty());
   if (!train_data_.empty()) {
     batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
     QLORAPP_CHECK_VALUE(
@@ -180,46 +154,13 @@ Bytes Trainer::planned_memory() const { return planned_peak(*model_, args_, long
 
 std::string Trainer::trend() const { return trend_line(*trend_, args_.learning_rate); }
 
-void Trainer::set_up_model() {
+void Trainer::prepare_rows() {
   check_vocabulary(train_data_, "train_dataset", model_->config().vocab_size);
   check_vocabulary(eval_data_, "eval_dataset", model_->config().vocab_size);
   rows_ = std::ssize(train_data_);
   rows_ending_in_eos_ = ending_in_eos(train_data_, model_->config().eos_token_ids);
   if (args_.packing) pack_rows(train_data_, args_, "train_dataset");
   if (args_.eval_packing.value_or(args_.packing)) pack_rows(eval_data_, args_, "eval_dataset");
-  if (args_.full_determinism) model_->settings().set_deterministic(true);
-  if (!args_.fp8) {
-    model_->settings().set_float8(false);  // another run may have set it
-  } else {
-    const int64_t architecture = gpu_architecture(device());
-    QLORAPP_CHECK_VALUE(architecture == 0 || architecture >= 89,
-                        "[trainer] fp8=True needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; "
-                        "this one is sm_{}. Leave it out.",
-                        architecture);
-    model_->settings().set_float8(true);
-  }
-  const bool has_budget = !args_.memory_budget.empty();
-  if (has_budget || args_.auto_find_batch_size) {
-    FittedArguments fitted = fit_arguments(*model_, args_, longest_row(), !eval_data_.empty());
-    args_ = std::move(fitted.args);
-    log_info(fitted.text);
-    if (rank_count() > 1) {  // free memory differs from GPU to GPU: what fits rank 0's is for all
-      const std::string chosen = text_of_first(*state_.ranks, format::to_json(args_).dump());
-      const std::string own_folder = args_.output_dir;
-      format::from_json(format::parse_json(chosen, "TrainingArguments"), args_, "TrainingArguments");
-      args_.output_dir = own_folder;
-    }
-  }
-  // What neither a budget nor the arguments decide stays as the model has it.
-  StepSettings& settings = model_->settings();
-  if (has_budget || args_.gradient_checkpointing) {
-    settings.set_segments(parse_segments(args_.keep_text(), std::ssize(model_->blocks())));
-  }
-  if (has_budget || args_.memory() != MemorySettings{}) settings.set_memory(args_.memory_over(settings.memory()));
-  if (args_.embedding_on_host && model_->config().tie_word_embeddings) {
-    log_warning_once(
-        "[trainer] embedding_on_host has no effect: this model's head is its embedding table, and the head stays on the GPU.");
-  }
 }
 
 int64_t Trainer::longest_row() const {
@@ -229,6 +170,26 @@ int64_t Trainer::longest_row() const {
     for (const Example& row : *rows) longest = std::max(longest, static_cast<int64_t>(row.input_ids.size()));
   }
   return longest;
+}
+
+/// This rank's micro-batches of a window, on the host.
+std::vector<Batch> Trainer::batches_of(const Window& window) const {
+  std::vector<Batch> batches;
+  for (auto batch = static_cast<size_t>(state_.ranks->rank()); batch < window.rows.size();
+       batch += static_cast<size_t>(rank_count()))
+    batches.push_back(collate(train_data_, window.rows[batch]));
+  return batches;
+}
+
+Batch Trainer::largest_micro_batch() const {
+  std::vector<int64_t> rows(train_data_.size());
+  std::iota(rows.begin(), rows.end(), int64_t{0});
+  const auto tokens = [&](int64_t row) { return train_data_[static_cast<size_t>(row)].input_ids.size(); };
+  const size_t count = std::min(rows.size(), static_cast<size_t>(args_.per_device_train_batch_size));
+  std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(count), rows.end(),
+                    [&](int64_t a, int64_t b) { return tokens(a) > tokens(b); });
+  rows.resize(count);
+  return collate(train_data_, rows);
 }
 
 void Trainer::count_steps() {

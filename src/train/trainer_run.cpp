@@ -202,7 +202,7 @@ TrainOutput Trainer::run(const std::optional<std::string>& resume_from) {
     read_losses();
   }
   log_info(plan_line(*model_, args_, longest_row(), !eval_data_.empty()));
-  if (args_.worst_case_first.value_or(!device().is_cpu())) runner_->run_worst_case();
+  if (args_.worst_case_first.value_or(!device().is_cpu()) && !train_data_.empty()) runner_->run_worst_case(largest_micro_batch());
   event(TrainerEvent::kTrainBegin);
   is_training_ = true;
   try {
@@ -324,9 +324,9 @@ void Trainer::run_step(const Window& window) {
   try {
     WindowRunner::Observer observer{tell, [this] { poll(); }};
     if (rank_count() > 1) observer.meet = [this] { stop_if_asked(); };
-    report = runner_->run(window, observer);
+    report = runner_->run([&] { return batches_of(window); }, window.batches, observer);
   } catch (const LossScaleExhausted& error) {
-    const std::string why = message("{} {}", error.what(), runner_->diagnosis(window));
+    const std::string why = message("{} {}", error.what(), runner_->diagnosis(batches_of(window)));
     state_.cursor.batch += window.batches;  // where a rolled back run goes on
     state_.micro_step += static_cast<uint32_t>(window.batches);
     throw LossScaleExhausted(why);

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <numeric>
 #include <string_view>
 
 #include "core/check.hpp"
@@ -12,29 +11,22 @@
 #include "ops/device_memory.hpp"
 #include "ops/launch_graph.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/data/collate.hpp"
 #include "qlorapp/train/batch_probe.hpp"
 #include "qlorapp/train/plan_run.hpp"
-#include "qlorapp/train/step.hpp"
 #include "train/diagnosis.hpp"
 
 namespace qlorapp {
 namespace {
 
-/// What a step has reached, over all attempts at it.
+/// What the passes of a window have reached, over all attempts at them.
 struct Progress {
   int64_t substeps_told = 0;  ///< Micro-batches whose end was reported; a retried window does not report it again.
-  bool update_told = false;
-  int64_t meetings = 0;  ///< Rendezvous between micro-batches so far; equal on all ranks, also after a retry.
-  enum class At : uint8_t {
-    kWindow,
-    kExchange,
-    kUpdate,
-    kEnd
-  } at = At::kWindow;  ///< Of this attempt. Behind the exchange of several ranks' gradients, and behind the update, it cannot be repeated.
-  bool in_callback = false;  ///< What fails there is the caller's, and not taken again.
+  int64_t meetings = 0;       ///< Rendezvous between micro-batches so far; equal on all ranks, also after a retry.
+  bool in_exchange = false;   ///< Of this attempt. Behind it, gradients of several ranks cannot be formed again.
+  bool in_callback = false;   ///< What fails there is the caller's, and not taken again.
 
   void tell(const auto& what, const auto&... arguments) {
+    if (!what) return;
     in_callback = true;
     what(arguments...);
     in_callback = false;
@@ -63,38 +55,40 @@ struct Observed {
       ++begun;
     }
     const BlockDone noted = !done ? done : [&](int64_t block) {
-      progress.at = Progress::At::kExchange;
+      progress.in_exchange = true;
       done(block);
     };
     const LossSum loss = graphs != nullptr ? graphs->forward_backward(batch, grad_scale, key, noted)
                                            : model.forward_backward(batch, grad_scale, key, noted);
-    if (observer.poll) progress.tell(observer.poll);
+    progress.tell(observer.poll);
     return loss;
   }
 };
 
-/// For all attempts at one window. Both must outlive the hooks.
-StepHooks hooks_of(const WindowRunner::Observer& observer, Progress& progress) {
-  return {.before_exchange = [&] { progress.at = Progress::At::kExchange; },
-          .before_optimizer_step =
-              [&] {
-                if (!progress.update_told) progress.tell(observer.event, TrainerEvent::kPreOptimizerStep);
-                progress.update_told = true;
-                progress.at = Progress::At::kUpdate;
-              },
-          .after_optimizer_step =
-              [&] {
-                progress.at = Progress::At::kEnd;
-                progress.tell(observer.event, TrainerEvent::kOptimizerStep);
-              },
-          .sum_counts = sum_counts_once()};
+int64_t longest_row(std::span<const Batch> window) {
+  int64_t longest = 0;
+  for (const Batch& batch : window) {
+    for (size_t row = 1; row < batch.row_starts.size(); ++row)
+      longest = std::max(longest, batch.row_starts[row] - batch.row_starts[row - 1]);
+  }
+  return longest;
+}
+
+/// Adds a micro-batch in parts of as many rows as `most` tokens hold; a longer row is a part of its own.
+void add_parts(const Batch& batch, int64_t most, at::Device device, std::vector<Batch>& parts) {
+  const std::vector<int64_t>& starts = batch.row_starts;
+  for (int64_t first = 0, last = 0; first < batch.row_count(); first = last) {
+    const auto tokens = [&](int64_t end) { return starts[static_cast<size_t>(end)] - starts[static_cast<size_t>(first)]; };
+    last = most > 0 ? first + 1 : batch.row_count();
+    while (last < batch.row_count() && tokens(last + 1) <= most) ++last;
+    parts.push_back(batch.rows(first, last).to(device));
+  }
 }
 
 }  // namespace
 
-WindowRunner::WindowRunner(CausalLM& model, TrainState& state, const TrainingArguments& args, const std::vector<Example>& rows,
-                           bool evaluates)
-    : model_(model), state_(state), args_(args), rows_(rows), evaluates_(evaluates) {
+WindowRunner::WindowRunner(CausalLM& model, TrainState& state, const TrainingArguments& args, bool evaluates)
+    : model_(model), state_(state), args_(args), evaluates_(evaluates) {
   const std::string_view obstacle = obstacle_to_graphs(model.decoder().residency());
   if (args.cuda_graphs && !ops::has_launch_graphs(model.device())) {
     log_warning_once("[trainer] cuda_graphs has no effect: it records steps on a GPU.");
@@ -109,57 +103,20 @@ void WindowRunner::clear_graphs() {
   if (graphs_) graphs_->clear();
 }
 
-int64_t WindowRunner::tokens_of(const std::vector<int64_t>& rows) const {
-  int64_t tokens = 0;
-  for (const int64_t row : rows) tokens += row_tokens(row);
-  return tokens;
-}
-
-std::vector<std::vector<std::vector<int64_t>>> WindowRunner::parts_of(const Window& window) const {
-  const auto rank = static_cast<size_t>(state_.ranks ? state_.ranks->rank() : 0);
-  const auto ranks = static_cast<size_t>(state_.ranks ? state_.ranks->size() : 1);
-  std::vector<std::vector<std::vector<int64_t>>> result;
-  for (size_t batch = rank; batch < window.rows.size(); batch += ranks) {
-    const std::vector<int64_t>& rows = window.rows[batch];
-    auto& parts = result.emplace_back(1);
-    for (const int64_t row : rows) {
-      const bool full = most_tokens_ > 0 && !parts.back().empty() && tokens_of(parts.back()) + row_tokens(row) > most_tokens_;
-      if (full) parts.emplace_back();
-      parts.back().push_back(row);
-    }
-  }
-  return result;
-}
-
-std::vector<Batch> WindowRunner::batches_of(const Window& window) const {
-  std::vector<Batch> batches;
-  for (const auto& parts : parts_of(window)) {
-    int64_t first_token = 0;
-    for (const std::vector<int64_t>& rows : parts) {
-      batches.push_back(collate(rows_, rows).to(model_.device()));
-      batches.back().first_token = first_token;
-      first_token += batches.back().token_count();
-    }
-  }
+std::vector<Batch> WindowRunner::parts_of(std::span<const Batch> window, int64_t batches) const {
+  std::vector<Batch> parts;
+  for (const Batch& batch : window) add_parts(batch, most_tokens_, model_.device(), parts);
   // Of a sharded base each rank gathers blocks as often as the others.
-  const size_t ranks = model_.decoder().is_sharded() ? static_cast<size_t>(state_.ranks->size()) : 1;
-  while (ranks > 1 && batches.size() * ranks < window.rows.size())
-    batches.push_back(Batch::filler(rows_.front().input_ids.front()).to(model_.device()));
-  return batches;
+  const int64_t ranks = model_.decoder().is_sharded() ? state_.ranks->size() : 1;
+  while (ranks > 1 && std::ssize(parts) * ranks < batches) parts.push_back(Batch::filler(0).to(model_.device()));
+  return parts;
 }
 
-void WindowRunner::run_worst_case() {
-  if (rows_.empty()) return;
-  std::vector<int64_t> rows(rows_.size());
-  std::iota(rows.begin(), rows.end(), int64_t{0});
-  const size_t batch = std::min(rows.size(), static_cast<size_t>(args_.per_device_train_batch_size));
-  std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(batch), rows.end(),
-                    [&](int64_t a, int64_t b) { return row_tokens(a) > row_tokens(b); });
-  rows.resize(batch);
-  const Window window{state_.cursor.epoch, state_.cursor.batch, 1, {rows}};
+void WindowRunner::run_worst_case(const Batch& largest) {
+  const std::span<const Batch> window(&largest, 1);
   for (bool again = false;; again = true) {
     try {
-      for (const Batch& part : batches_of(window)) probe_micro_batch(model_, part);
+      for (const Batch& part : parts_of(window, 1)) probe_micro_batch(model_, part);
       break;
     } catch (const std::exception& error) {
       if (!ops::is_out_of_memory(error)) throw;
@@ -167,83 +124,107 @@ void WindowRunner::run_worst_case() {
       make_room(window, error, again);
     }
   }
-  log_info(
-      message("ran the largest micro-batch of the data: {} rows with {} tokens", static_cast<int64_t>(batch), tokens_of(rows)));
+  log_info(message("ran the largest micro-batch of the data: {} rows with {} tokens", largest.row_count(), largest.token_count()));
 }
 
-StepReport WindowRunner::run(const Window& window, const Observer& observer) {
+void WindowRunner::abandon(uint32_t micro_step) {
+  // window_gradients() clears the gradients first, and dropout masks are a function of position.
+  state_.micro_step = micro_step;
+  state_.scaler.abandon_step();
+}
+
+StepReport WindowRunner::run(const MakeWindow& window, int64_t batches, const Observer& observer) {
   const uint32_t before = state_.micro_step;
-  const auto abandon = [&] {
-    // The state is as it was before: a checkpoint of it continues with the same bits, and so does the window if it is taken
-    // again, as train_step clears the gradients first and dropout masks are a function of position.
-    state_.micro_step = before;
-    state_.scaler.abandon_step();
-  };
+  const WindowGradients found = gradients(window, batches, observer);
+  try {
+    return update(found, state_.schedule.learning_rate(state_.base_learning_rate, state_.optimizer.step_count()), observer);
+  } catch (...) {
+    abandon(before);
+    throw;
+  }
+}
+
+WindowGradients WindowRunner::gradients(const MakeWindow& window, int64_t batches, const Observer& observer) {
+  const uint32_t before = state_.micro_step;
+  const int64_t ranks = state_.ranks ? state_.ranks->size() : 1;
   Progress progress;
-  const int64_t shared = window.batches / (state_.ranks ? state_.ranks->size() : 1);
-  const StepHooks hooks = hooks_of(observer, progress);
-  bool update_failed = false;
+  const StepHooks hooks{.before_exchange = [&] { progress.in_exchange = true; }, .sum_counts = sum_counts_once()};
   for (bool again = false;; again = true) {
-    progress.at = Progress::At::kWindow;
+    progress.in_exchange = false;
     try {
-      const std::vector<Batch> batches = batches_of(window);
-      Observed model{model_, graphs_.get(), observer, shared, progress};
-      return train_step(model, state_, std::span<const Batch>(batches), hooks);
+      const std::vector<Batch> parts = parts_of(window(), batches);
+      Observed model{model_, graphs_.get(), observer, batches / ranks, progress};
+      return window_gradients(model, state_, std::span<const Batch>(parts), hooks);
     } catch (const std::exception& error) {
-      abandon();
-      if (progress.in_callback || progress.at == Progress::At::kEnd || !ops::is_out_of_memory(error)) throw;
-      const bool has_ranks = state_.ranks && state_.ranks->size() > 1;
-      if (has_ranks && progress.at != Progress::At::kWindow) throw;  // the others went on
-      if (progress.at != Progress::At::kUpdate) {
-        refuse_if_sharded(window, error);
-        make_room(window, error, again);
-        continue;
-      }
-      // An update takes its memory before it writes anything, so it has changed nothing, and smaller parts would not help it.
-      if (update_failed) throw;
-      update_failed = true;
-      log_warning(
-          message("[trainer] out of memory in the update of step {} ({}). Cached memory is released, and the step is retried once.",
-                  state_.global_step + 1, first_line(error)));
+      abandon(before);
+      if (progress.in_callback || !ops::is_out_of_memory(error)) throw;
+      if (ranks > 1 && progress.in_exchange) throw;  // the others went on
       ops::release_cached_memory(model_.device());
+      const std::vector<Batch> taken = window();
+      refuse_if_sharded(taken, error);
+      make_room(taken, error, again);
     } catch (...) {
-      abandon();
+      abandon(before);
       throw;
     }
   }
 }
 
-std::string WindowRunner::diagnosis(const Window& window) {
-  if (model_.decoder().is_sharded()) return "The first layer that is not finite is not looked for with base_sharding.";
-  const std::vector<Batch> batches = batches_of(window);
-  return first_non_finite(model_, batches, state_.seed, state_.micro_step);
+StepReport WindowRunner::update(const WindowGradients& gradients, double rate, const Observer& observer) {
+  bool is_told = false, is_made = false, in_callback = false;
+  const auto tell = [&](TrainerEvent event) {
+    in_callback = true;
+    if (observer.event) observer.event(event);
+    in_callback = false;
+  };
+  const StepHooks hooks{.before_optimizer_step =
+                            [&] {
+                              if (!is_told) tell(TrainerEvent::kPreOptimizerStep);
+                              is_told = true;
+                            },
+                        .after_optimizer_step =
+                            [&] {
+                              is_made = true;
+                              tell(TrainerEvent::kOptimizerStep);
+                            }};
+  for (bool again = false;; again = true) {
+    try {
+      return apply_gradients(state_, gradients, rate, hooks);
+    } catch (const std::exception& error) {
+      // An update takes its memory before it writes anything, so it has changed nothing. Other ranks would not make theirs again.
+      const bool has_ranks = state_.ranks && state_.ranks->size() > 1;
+      if (again || is_made || in_callback || has_ranks || !ops::is_out_of_memory(error)) throw;
+      state_.scaler.abandon_step();
+      log_warning(
+          message("[trainer] out of memory in the update of step {} ({}). Cached memory is released, and the step is retried once.",
+                  state_.global_step + 1, first_line(error)));
+      ops::release_cached_memory(model_.device());
+    }
+  }
 }
 
-int64_t WindowRunner::longest_of(const Window& window) const {
-  int64_t longest = 0;
-  for (const auto& rows : window.rows) {
-    for (const int64_t row : rows) longest = std::max(longest, row_tokens(row));
-  }
-  return longest;
+std::string WindowRunner::diagnosis(std::span<const Batch> window) {
+  if (model_.decoder().is_sharded()) return "The first layer that is not finite is not looked for with base_sharding.";
+  return first_non_finite(model_, parts_of(window, std::ssize(window)), state_.seed, state_.micro_step);
 }
 
 /// Smaller parts would gather blocks more often than the other ranks do.
-void WindowRunner::refuse_if_sharded(const Window& window, const std::exception& error) const {
+void WindowRunner::refuse_if_sharded(std::span<const Batch> window, const std::exception& error) const {
   if (!model_.decoder().is_sharded()) return;
   throw OutOfMemoryError(
       message("[trainer] out of memory in step {}. With base_sharding a micro-batch is not split into parts. {} {}",
-              state_.global_step + 1, advice_when_full(model_, args_, longest_of(window)), first_line(error)));
+              state_.global_step + 1, advice_when_full(model_, args_, longest_row(window)), first_line(error)));
 }
 
-void WindowRunner::make_room(const Window& window, const std::exception& error, bool again) {
+void WindowRunner::make_room(std::span<const Batch> window, const std::exception& error, bool again) {
   if (graphs_) graphs_->clear();
   ops::release_cached_memory(model_.device());
-  int64_t fullest = 0, longest = 0;
-  for (const auto& parts : parts_of(window)) {
-    for (const std::vector<int64_t>& rows : parts) {
-      fullest = std::max(fullest, tokens_of(rows));
-      for (const int64_t row : rows) longest = std::max(longest, row_tokens(row));
-    }
+  const int64_t longest = longest_row(window);
+  int64_t fullest = 0;
+  for (const Batch& batch : window) {
+    std::vector<Batch> parts;
+    add_parts(batch, most_tokens_, at::kCPU, parts);
+    for (const Batch& part : parts) fullest = std::max(fullest, part.token_count());
   }
   const int64_t fewer = std::max(longest, (fullest + 1) / 2);
   if (fewer < fullest) {

@@ -96,14 +96,13 @@ def test_transformers_loop_needs_no_bitsandbytes(folder, tmp_path, monkeypatch):
     options = {"optim": "paged_adamw_8bit", "max_steps": 3}
     cpp = trained(qlorapp.Trainer, folder, tmp_path, **options)
     own = trained(
-        type("Mine", (qlorapp.Trainer,), {"training_step": lambda *a, **k: qlorapp.Trainer.training_step(*a, **k)}),
+        type("Mine", (qlorapp.Trainer,), {"training_step": lambda *a, **k: transformers.Trainer.training_step(*a, **k)}),
         folder,
         tmp_path,
         **options,
     )
     assert in_cpp(cpp) and not in_cpp(own) and isinstance(own.optimizer.optimizer, PagedAdamW8bit)
     torch.testing.assert_close(torch.tensor(losses(cpp)), torch.tensor(losses(own)), rtol=0, atol=1e-3)
-    assert transformers.Trainer.training_step is qlorapp.Trainer.training_step
 
 
 @pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit"])

@@ -276,10 +276,17 @@ class TestResume:
     def test_a_checkpoint_of_transformers_goes_on_there(self, folder, tmp_path, caplog):
         options = {"save_strategy": "steps", "save_steps": 2}
         whole = trained(transformers.Trainer, folder, tmp_path, **options)
-        with caplog.at_level(logging.WARNING, logger="qlorapp"):
-            resumed = trained(qlorapp.Trainer, folder, tmp_path / "again", resume=str(tmp_path / "checkpoint-2"), **options)
-        assert not in_cpp(resumed) and "checkpoint of transformers' own loop" in caplog.text
-        assert losses(resumed) == losses(whole)
+        resume = {"resume": str(tmp_path / "checkpoint-2"), **options}
+        with caplog.at_level(logging.INFO, logger="qlorapp"):
+            by_windows = trained(qlorapp.Trainer, folder, tmp_path / "windows", **resume)
+        assert not in_cpp(by_windows) and "checkpoint of transformers' own loop" in caplog.text
+        assert losses(by_windows) == pytest.approx(losses(whole), rel=1e-6)
+
+        class WithTheirSteps(qlorapp.Trainer):
+            training_step = transformers.Trainer.training_step
+
+        resumed = trained(WithTheirSteps, folder, tmp_path / "again", **resume)
+        assert not in_cpp(resumed) and losses(resumed) == losses(whole)
         for name, value in adapters(whole).items():
             assert torch.equal(adapters(resumed)[name], value), name
 
@@ -301,7 +308,7 @@ class TestTransformersRuns:
 
     @pytest.fixture
     def said(self, caplog):
-        caplog.set_level(logging.WARNING, logger="qlorapp")
+        caplog.set_level(logging.INFO, logger="qlorapp")
         return lambda: [record.getMessage() for record in caplog.records if "transformers' loop runs" in record.getMessage()]
 
     CASES: ClassVar = {

@@ -331,6 +331,7 @@ def test_a_data_set_of_torch_has_as_many_rows_as_it_says(folder, tmp_path):
 
 
 def test_a_stream_is_transformers(folder, tmp_path, caplog):
+    caplog.set_level("INFO", logger="qlorapp")
     mine, theirs = (trained(kind, folder, tmp_path, data=Stream(), max_steps=2) for kind in KINDS)
     assert not in_cpp(mine) and "the data set has no length" in caplog.text
     assert_same_run(mine, theirs)

@@ -34,6 +34,9 @@ struct Batch {
   /// for the same weights (nn/weight_stream.hpp). Its gradients are 0.
   [[nodiscard]] static Batch filler(int64_t token);
 
+  /// @returns rows [first, last) of this batch, in its memory: a part of a micro-batch. On a GPU it synchronizes, to count targets.
+  [[nodiscard]] Batch rows(int64_t first, int64_t last) const;
+
   /// @returns the same batch with its tensors on `device`. Synchronizes only as far as the copies do.
   [[nodiscard]] Batch to(at::Device device) const;
 };

@@ -20,11 +20,19 @@
 
 namespace qlorapp {
 
+/// What the passes of a window left: gradients in run.arena, and these. Tensors stay on the device.
+struct WindowGradients {
+  at::Tensor mean_loss;  ///< () floating, over all ranks: summed loss over the window's target tokens.
+  GradientNorm norm;     ///< Of the unscaled gradients.
+  int64_t target_tokens = 0, input_tokens = 0;
+};
+
+/// The first half of a step: forward and backward of each micro-batch, the sum over the ranks, and the norm.
 /// @param model   adds its gradients to run.arena.
 /// @param window  the micro-batches of one step, on the model's device; the last one of an epoch may be short. With run.ranks: those of
 ///                this rank, which may have none.
 template <Trainable Model>
-StepReport train_step(Model& model, TrainState& run, std::span<const Batch> window, const StepHooks& hooks = {}) {
+WindowGradients window_gradients(Model& model, TrainState& run, std::span<const Batch> window, const StepHooks& hooks = {}) {
   run.arena->zero_grad();
   SharedStep shared(run, window, hooks.sum_counts);
   Accumulator accumulator(window, {.count_position_zero = run.count_position_zero,  // counts the window's targets first
@@ -38,18 +46,29 @@ StepReport train_step(Model& model, TrainState& run, std::span<const Batch> wind
 
   if (hooks.before_exchange) hooks.before_exchange();
   shared.sum_gradients_and(mean_loss);
-  const GradientNorm gradients = gradient_norm(*run.arena, run.scaler.inverse_scale(), run.max_grad_norm);  // of unscaled ones
-  run.scaler.record(gradients.found_inf);
-  const double rate = run.schedule.learning_rate(run.base_learning_rate, run.optimizer.step_count());
+  GradientNorm norm = gradient_norm(*run.arena, run.scaler.inverse_scale(), run.max_grad_norm);  // of unscaled ones
+  return {std::move(mean_loss), std::move(norm), accumulator.tokens(), shared.counts().input_tokens};
+}
 
+/// The second half: clipping and the update, or a skip. Nothing has changed if memory runs out here.
+/// @param rate  the step's learning rate.
+inline StepReport apply_gradients(TrainState& run, const WindowGradients& gradients, double rate, const StepHooks& hooks = {}) {
+  run.scaler.record(gradients.norm.found_inf);
   if (hooks.before_optimizer_step) hooks.before_optimizer_step();
-  const bool stepped = run.scaler.step([&] {                              // with fp16 the one host read; skips on overflow
-    run.optimizer.step(rate, gradients.multiplier, gradients.found_inf);  // unscales and clips as it reads them
+  const bool stepped = run.scaler.step([&] {  // with fp16 the one host read; skips on overflow
+    run.optimizer.step(rate, gradients.norm.multiplier, gradients.norm.found_inf);  // unscales and clips as it reads them
   });
   if (hooks.after_optimizer_step) hooks.after_optimizer_step();
   run.scaler.update();
   ++run.global_step;  // counts skipped steps too, as transformers does; the schedule does not
-  return {std::move(mean_loss), gradients.norm, rate, accumulator.tokens(), shared.counts().input_tokens, stepped};
+  return {gradients.mean_loss, gradients.norm.norm, rate, gradients.target_tokens, gradients.input_tokens, stepped};
+}
+
+/// Both halves, at the schedule's rate. Parameters as for window_gradients().
+template <Trainable Model>
+StepReport train_step(Model& model, TrainState& run, std::span<const Batch> window, const StepHooks& hooks = {}) {
+  const WindowGradients gradients = window_gradients(model, run, window, hooks);
+  return apply_gradients(run, gradients, run.schedule.learning_rate(run.base_learning_rate, run.optimizer.step_count()), hooks);
 }
 
 }  // namespace qlorapp

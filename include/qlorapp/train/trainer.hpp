@@ -107,7 +107,7 @@ class Trainer {
 
  private:
   class Owed;
-  void set_up_model();
+  void prepare_rows();
   void check_ranks();
   [[nodiscard]] int64_t rank_count() const { return state_.ranks->size(); }
   [[nodiscard]] bool is_first() const { return state_.ranks->is_first(); }
@@ -118,6 +118,8 @@ class Trainer {
   /// Tokens of the longest: with a batch of such rows a run is as full as it will ever be. max_length where rows come from elsewhere.
   [[nodiscard]] int64_t longest_row() const;
   [[nodiscard]] Window next_window(const std::vector<int64_t>& order) const;
+  [[nodiscard]] std::vector<Batch> batches_of(const Window& window) const;
+  [[nodiscard]] Batch largest_micro_batch() const;
   void run_epoch();
   void end_epoch();
   void run_step(const Window& window);

@@ -8,7 +8,7 @@ import tempfile
 import time
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 import transformers
@@ -23,7 +23,14 @@ _log = logging.getLogger("qlorapp")
 _last: Any = trainer_utils.get_last_checkpoint  # it has no types
 
 
-class SafeCheckpoints:
+#: The base of mixins before transformers' Trainer, so that a type checker sees the methods that they call and replace.
+if TYPE_CHECKING:
+    Mixed = transformers.Trainer
+else:
+    Mixed = object
+
+
+class SafeCheckpoints(Mixed):
     """A mixin before transformers' or TRL's Trainer: checkpoints appear whole, with a manifest, in a folder that one run writes into."""
 
     #: Of the current train(); None: not locked.
@@ -42,12 +49,16 @@ class SafeCheckpoints:
     _holds_best = False
     #: Data or decisive options differ from those of the checkpoint that transformers' loop resumes from.
     _changed = False
+    #: Of CppLoop and WindowSteps.
+    _run: Any = None
+    _shown: tuple[Any, Any] = (None, None)
+    _windows: Any = None
 
-    def __init__(self: Any, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         saves_together(self.model)
 
-    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         """transformers' train(). True resumes from the newest undamaged checkpoint of the run in output_dir.
 
         SIGTERM and SIGHUP leave a checkpoint, as Ctrl-C does, and exit with 143 and 129.
@@ -55,24 +66,24 @@ class SafeCheckpoints:
         several = self.args.world_size > 1  # only the C++ loop locks the folder for them (CppRun)
         with contextlib.nullcontext() if several else self._locked_folder():
             if resume_from_checkpoint is True:
-                resume_from_checkpoint = _newest(self.args.output_dir)
+                resume_from_checkpoint = _newest(str(self.args.output_dir))
             elif resume_from_checkpoint:
                 _check(str(resume_from_checkpoint))
             if several:
                 resume_from_checkpoint = _of_first(resume_from_checkpoint)
-                return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
+                return super().train(resume_from_checkpoint, *args, **options)
             try:
                 with self._run_in_folder(resume_from_checkpoint), StopSignals() as self._stop:
-                    return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
+                    return super().train(resume_from_checkpoint, *args, **options)
             finally:
                 self._stop = None
 
     @contextlib.contextmanager
-    def _locked_folder(self: Any) -> Iterator[None]:
+    def _locked_folder(self) -> Iterator[None]:
         """No other run writes into output_dir meanwhile."""
         try:
             if str(getattr(self.args.save_strategy, "value", self.args.save_strategy)) != "no":
-                self._folder = _C.RunFolder(self.args.output_dir)
+                self._folder = _C.RunFolder(str(self.args.output_dir))
             yield
         finally:
             if self._folder is not None:
@@ -80,7 +91,7 @@ class SafeCheckpoints:
             self._folder = None
 
     @contextlib.contextmanager
-    def _run_in_folder(self: Any, resume_from: Any) -> Iterator[None]:
+    def _run_in_folder(self, resume_from: Any) -> Iterator[None]:
         self._origin = os.fspath(resume_from) if resume_from else None
         if self._folder is not None and self._origin is None:
             self._folder.begin()
@@ -88,7 +99,7 @@ class SafeCheckpoints:
             yield
 
     @contextlib.contextmanager
-    def _committed_by_the_end(self: Any) -> Iterator[None]:
+    def _committed_by_the_end(self) -> Iterator[None]:
         """Commits checkpoints on a thread. Behind this the last one is on the disk."""
         self._commit = commit = _C.BackgroundCommit()
         try:
@@ -98,17 +109,17 @@ class SafeCheckpoints:
             self._commit = None
             commit.settle()  # the error that ends the run may be another
 
-    def _wait_for_commit(self: Any) -> None:
+    def _wait_for_commit(self) -> None:
         if self._commit is not None:
             self._commit.wait()
 
-    def _maybe_log_save_evaluate(self: Any, *args: Any, **options: Any) -> None:
+    def _maybe_log_save_evaluate(self, *args: Any, **options: Any) -> None:
         """transformers' method, at the end of a step. Raises the error of a failed background commit."""
         if self._commit is not None:
             self._commit.poll()
-        super()._maybe_log_save_evaluate(*args, **options)  # type: ignore[misc]
+        super()._maybe_log_save_evaluate(*args, **options)
 
-    def _may_go_on(self: Any) -> bool:
+    def _may_go_on(self) -> bool:
         """Whether a save may return before its commit: no callback, override or push to the hub reads the folder."""
         if self._commit is None or self._to_push or getattr(self.args, "on_non_finite", "raise") == "rollback":
             return False
@@ -118,7 +129,7 @@ class SafeCheckpoints:
         return all(getattr(each.on_save, "__func__", None) is nothing for each in self.callback_handler.callbacks)
 
     @contextlib.contextmanager
-    def _reported(self: Any) -> Iterator[None]:
+    def _reported(self) -> Iterator[None]:
         """Leaves run_report.json behind what runs in it."""
         started, resumed_from = time.time(), self._origin
         self._holds_best = self._changed = False
@@ -134,8 +145,8 @@ class SafeCheckpoints:
                 of_loop = None if self._shown[0] is not None else self._of_loop(started, resumed_from)
                 run_report.write(self._folder, outcome, error, of_loop, self.state.log_history)
 
-    def _of_loop(self: Any, started: float, resumed_from: str | None) -> dict[str, Any]:
-        data = self.train_dataset
+    def _of_loop(self, started: float, resumed_from: str | None) -> dict[str, Any]:
+        data: Any = self.train_dataset
         return {
             "resumed_from": resumed_from,
             "resumed_with_changes": self._changed,
@@ -146,7 +157,7 @@ class SafeCheckpoints:
             "rows": len(data) if hasattr(data, "__len__") else None,
         }
 
-    def _join_run(self: Any, folder: Any) -> None:
+    def _join_run(self, folder: Any) -> None:
         """The run of a resumed checkpoint goes on, once it is known to fit."""
         if not folder.is_new:
             return
@@ -156,12 +167,12 @@ class SafeCheckpoints:
         else:
             folder.begin()
 
-    def _get_output_dir(self: Any, *args: Any, **options: Any) -> str:
+    def _get_output_dir(self, *args: Any, **options: Any) -> str:
         if self._writer is not None:
             return str(self._writer.folder)
-        return super()._get_output_dir(*args, **options)  # type: ignore[misc,no-any-return]
+        return super()._get_output_dir(*args, **options)
 
-    def _save_checkpoint(self: Any, *args: Any, **options: Any) -> None:
+    def _save_checkpoint(self, *args: Any, **options: Any) -> None:
         """transformers' method writes into a folder beside; the checkpoint in it gets a manifest and its place."""
         run_dir = self._get_output_dir(trial=options.get("trial", args[1] if len(args) > 1 else None))
         several = self.args.world_size > 1
@@ -170,7 +181,7 @@ class SafeCheckpoints:
             self._share_best()
             return
         if (several and self._run is None) or self._writer is not None or not self.args.should_save:
-            super()._save_checkpoint(*args, **options)  # type: ignore[misc]
+            super()._save_checkpoint(*args, **options)
             return
         self._wait_for_commit()
         own_folder = self._folder if self._folder is not None and self._folder.path == run_dir else None
@@ -197,25 +208,27 @@ class SafeCheckpoints:
         if several:
             self._share_best()
         for pushed in self._to_push:
-            super()._push_from_checkpoint(pushed)  # type: ignore[misc]
+            super()._push_from_checkpoint(pushed)
 
-    def _share_best(self: Any) -> None:
+    def _share_best(self) -> None:
         """Process 0 knows which checkpoints belong to the run."""
         self.state.best_model_checkpoint = _of_first(self.state.best_model_checkpoint)
 
-    def _save_nothing(self: Any, *args: Any, **options: Any) -> None:
+    def _save_nothing(self, *args: Any, **options: Any) -> None:
         """What process 0 asks the others for while it saves. Files that each process writes go into a folder that is removed."""
         self._to_push = []
         with tempfile.TemporaryDirectory() as aside:
             self._writer = types.SimpleNamespace(folder=aside)
             try:
-                super()._save_checkpoint(*args, **options)  # type: ignore[misc]
+                super()._save_checkpoint(*args, **options)
             finally:
                 self._writer = None
 
-    def _write_checkpoint(self: Any, writer: Any, name: str, run_dir: str, folder: Any, *args: Any, **options: Any) -> None:
+    def _write_checkpoint(self, writer: Any, name: str, run_dir: str, folder: Any, *args: Any, **options: Any) -> None:
         try:
-            super()._save_checkpoint(*args, **options)  # type: ignore[misc]
+            if self._windows is not None:
+                self._windows.show_scale(self)
+            super()._save_checkpoint(*args, **options)
             inner = os.path.join(writer.folder, name)
             if self._run is None:
                 run_inputs.write(self, inner)
@@ -228,7 +241,7 @@ class SafeCheckpoints:
             writer.discard()
             raise
 
-    def _leave_checkpoint(self: Any, trial: Any) -> None:
+    def _leave_checkpoint(self, trial: Any) -> None:
         """Saves the completed steps of a run that was stopped. It is to be resumed, whatever else the arguments let checkpoints hold."""
         if self.state.global_step == 0 or self._holds_best:
             return
@@ -247,15 +260,15 @@ class SafeCheckpoints:
             )  # fmt: skip
 
     def _init_training_state(
-        self: Any, max_steps: int, updates: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
+        self, max_steps: int, updates: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
     ) -> Any:
         """transformers' method. The best checkpoint is one beside the checkpoint that the run resumes from."""
-        result = super()._init_training_state(max_steps, updates, epochs, resume_from_checkpoint, trial)  # type: ignore[misc]
+        result = super()._init_training_state(max_steps, updates, epochs, resume_from_checkpoint, trial)
         if resume_from_checkpoint and os.path.isfile(os.path.join(resume_from_checkpoint, "trainer_state.json")):
             self._confine_best(resume_from_checkpoint)
         return result
 
-    def _confine_best(self: Any, folder: str) -> None:
+    def _confine_best(self, folder: str) -> None:
         """Reads the best checkpoint of a checkpoint by its name. The run may have been moved, and a file must not lead elsewhere."""
         saved = transformers.TrainerState.load_from_json(os.path.join(folder, "trainer_state.json")).best_model_checkpoint
         name = os.path.basename(os.path.normpath(saved)) if isinstance(saved, str) and saved else ""
@@ -265,24 +278,24 @@ class SafeCheckpoints:
         if saved and not is_there:
             _log.warning("[resume] the best checkpoint, %.200r, is not beside %s.", name, folder)
 
-    def _load_best_model(self: Any) -> None:
+    def _load_best_model(self) -> None:
         """transformers' method, for a checkpoint that is whole."""
         best = self.state.best_model_checkpoint
         if self.args.world_size == 1 or self._run is not None:
             self._wait_for_commit()
             self.accelerator.wait_for_everyone()
             try:
-                _check(best, is_ours=(self.state.best_global_step or 0) > self._initial_global_step)
+                _check(str(best), is_ours=(self.state.best_global_step or 0) > self._initial_global_step)
             except ValueError as error:
                 last = f"checkpoint-{self.state.global_step}"
                 raise _C.FormatError(
                     f"[Trainer] load_best_model_at_end cannot load the best adapter: {_reason(error)}. The training is complete: "
                     f"load {last} or an earlier checkpoint with PeftModel.from_pretrained."
                 ) from None
-        super()._load_best_model()  # type: ignore[misc]
+        super()._load_best_model()
         self._holds_best = True
 
-    def _name_best(self: Any, run_dir: str, folder: Any) -> None:
+    def _name_best(self, run_dir: str, folder: Any) -> None:
         """transformers looked for the best checkpoint in the folder of the one under construction."""
         step = getattr(self.state, "best_global_step", None)
         if not step:
@@ -291,36 +304,36 @@ class SafeCheckpoints:
         if step == self.state.global_step or folder.owns(best):
             self.state.best_model_checkpoint = best
 
-    def _finalize_training(self: Any, *args: Any, **options: Any) -> Any:
+    def _finalize_training(self, *args: Any, **options: Any) -> Any:
         """transformers' method would remove all checkpoints of the folder but the best, those of earlier runs too."""
         self._wait_for_commit()  # callbacks may look at it
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            return super()._finalize_training(*args, **options)  # type: ignore[misc]
+            return super()._finalize_training(*args, **options)  # type: ignore[no-untyped-call]
         finally:
             self.args.save_total_limit = limit
             best = self.state.best_model_checkpoint
             if self._folder is not None and not self._folder.is_new and limit == 1 and best:
                 self._folder.prune(1, [best])
 
-    def _push_from_checkpoint(self: Any, checkpoint_folder: str) -> None:
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self._writer is None:
-            super()._push_from_checkpoint(checkpoint_folder)  # type: ignore[misc]
+            super()._push_from_checkpoint(checkpoint_folder)
         else:
             self._to_push.append(os.path.join(os.path.dirname(self._writer.folder), os.path.basename(checkpoint_folder)))
 
-    def save_model(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """transformers' method; the files take their places together."""
-        folder = self.args.output_dir if output_dir is None else output_dir
+        folder = str(self.args.output_dir) if output_dir is None else output_dir
         pushes = self.args.push_to_hub and not _internal_call
         is_adapter = hasattr(
             self.model, "peft_config"
         )  # of a whole model transformers removes shards that the new one does not have
         if not is_adapter or pushes or self._writer is not None or self.args.world_size > 1 or not self.args.should_save:
-            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+            super().save_model(output_dir, _internal_call)
             return
         with replaced_adapter(folder) as staging:
-            super().save_model(staging, _internal_call)  # type: ignore[misc]
+            super().save_model(staging, _internal_call)
 
 
 def _of_first(value: Any) -> Any:

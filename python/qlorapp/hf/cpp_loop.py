@@ -18,11 +18,13 @@ from transformers import trainer_pt_utils
 from .. import _C, optim
 from ..precision import own_dtypes
 from . import loop_predicate, rows, run_inputs
+from .arena_optimizer import ArenaAdamW
 from .checkpoints import SafeCheckpoints
 from .forward import engine_of
 from .passes import kept_by, why_padding_counts
 from .stopping import StopSignals, Terminated
 from .training_arguments import CHOSEN, for_cpp
+from .windows import WindowSteps
 
 _log = logging.getLogger("qlorapp")
 _log_of_theirs = logging.getLogger("transformers.trainer")
@@ -37,7 +39,7 @@ _OPTIMIZERS = {
 _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 
 
-class CppLoop(SafeCheckpoints):
+class CppLoop(WindowSteps, SafeCheckpoints):
     """A mixin before transformers' or TRL's Trainer. train() is theirs; the inner loop is C++'s if loop_predicate allows it."""
 
     #: The current run in C++.
@@ -46,8 +48,10 @@ class CppLoop(SafeCheckpoints):
     _shown: tuple[Any, Any] = (None, None)
     _made: tuple[Any, Any] = (None, None)
     _told: str = ""
+    #: transformers' loop may give C++ its windows: nothing but the loss is wanted of a step.
+    _gives_windows = False
 
-    def _inner_training_loop(self: Any, batch_size: int | None = None, **given: Any) -> Any:
+    def _inner_training_loop(self, batch_size: int | None = None, **given: Any) -> Any:  # type: ignore[override]
         if batch_size is not None:
             self._train_batch_size = batch_size  # smaller when auto_find_batch_size retries
         folder, trial, ignore_keys = (given.get(k) for k in ("resume_from_checkpoint", "trial", "ignore_keys_for_eval"))
@@ -61,21 +65,26 @@ class CppLoop(SafeCheckpoints):
             else:
                 return CppRun(self, found, trial, ignore_keys).train(folder)
         loop_predicate.refuse_half_a_checkpoint(folder, reason)
+        by_windows = self._gives_windows and not loop_predicate.why_not_windows(self)
         if reason != self._told:
             self._told = reason
-            _log.warning(
-                "[Trainer] transformers' loop runs this training: %s. Results are the same; steps are slower.",
-                reason.rstrip("."),
-            )
+            begins_anew = folder is not None and not os.path.isfile(os.path.join(folder, loop_predicate.OPTIMIZER))
+            _log.log(
+                logging.INFO if by_windows and not begins_anew else logging.WARNING,
+                "[Trainer] transformers' loop runs this training: %s. Results are the same; %s.",
+                reason.rstrip("."), "C++ computes its steps" if by_windows else "steps are slower",
+            )  # fmt: skip
         self._changed = run_inputs.check(self, folder)
         self._drop(self._shown)
+        if by_windows or isinstance(self._made[0], ArenaAdamW):  # each run in C++ has its own moments
+            self._drop(self._made)
         # DistributedDataParallel's own attribute: it need not send a base that each process has loaded, or has a part of.
-        self.model._ddp_params_and_buffers_to_ignore = [
-            name for name, p in self.model.named_parameters() if not p.requires_grad
-        ]
+        model: Any = self.model
+        model._ddp_params_and_buffers_to_ignore = [name for name, p in model.named_parameters() if not p.requires_grad]
         had = (self.optimizer, self.lr_scheduler)
         try:
-            result = super()._inner_training_loop(batch_size, **given)  # type: ignore[misc]
+            with self.windows_of_run() if by_windows else contextlib.nullcontext():
+                result = super()._inner_training_loop(batch_size, **given)
             if self._stop is not None and self._stop.received is not None:  # while the run was ended
                 self._leave_checkpoint(trial)
                 self._stop.act()
@@ -86,20 +95,25 @@ class CppLoop(SafeCheckpoints):
             if self._stop is not None:
                 self._stop.waits = False
 
-    def _run_epoch(self: Any, *args: Any, **options: Any) -> Any:
+    def _run_epoch(self, *args: Any, **options: Any) -> Any:
         """transformers' method. A signal waits for the end of the step."""
         if self.state.global_step >= self.state.max_steps:  # resumed at its end; transformers would train one more step
             self.control.should_training_stop = True
             return None
         if self._stop is not None:
             self._stop.waits = True
-        return super()._run_epoch(*args, **options)  # type: ignore[misc]
+        result = super()._run_epoch(*args, **options)  # type: ignore[no-untyped-call]
+        if self._windows is not None:
+            self._windows.runner.read()
+        return result
 
     def _maybe_log_save_evaluate(
-        self: Any, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **options: Any
+        self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **options: Any
     ) -> None:
         """transformers' method. Between steps a signal ends transformers' loop with a checkpoint of the completed steps."""
-        stop = self._stop
+        stop, wanted = self._stop, self.control
+        if self._windows is not None and (wanted.should_log or wanted.should_evaluate or wanted.should_save):
+            self._windows.runner.read()
         if stop is None or self._run is not None:
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)
             return
@@ -116,9 +130,9 @@ class CppLoop(SafeCheckpoints):
             raise
         stop.waits = True
 
-    def create_accelerator_and_postprocess(self: Any) -> None:
+    def create_accelerator_and_postprocess(self) -> None:
         """transformers' method. accelerate, too, leaves a model with an engine where it is: a copy would share no memory with C++."""
-        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        super().create_accelerator_and_postprocess()
         prepare = self.accelerator.prepare_model
 
         def in_place(model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
@@ -127,22 +141,22 @@ class CppLoop(SafeCheckpoints):
 
         self.accelerator.prepare_model = in_place
 
-    def _move_model_to_device(self: Any, model: Any, device: torch.device) -> None:
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         """transformers' method, for models without an engine. Others stay where they were loaded."""
         engine = engine_of(loop_predicate.levels_of(model)[-1])
         if engine is None:
-            super()._move_model_to_device(model, device)  # type: ignore[misc]
+            super()._move_model_to_device(model, device)
         elif engine.core.device.type != device.type:
             _log.warning(
                 "[Trainer] the model stays on %s, where it was loaded, and args ask for %s. Load it there: device_map=%r.",
                 engine.core.device, device, device.type,
             )  # fmt: skip
 
-    def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """transformers' or TRL's method. Padding with labels is computed by transformers."""
         engine = engine_of(loop_predicate.levels_of(self.model)[-1])
         with contextlib.nullcontext() if engine is None else engine.off_if(why_padding_counts(inputs)):
-            return super().compute_loss(model, inputs, *args, **options)  # type: ignore[misc]
+            return super().compute_loss(model, inputs, *args, **options)
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -158,7 +172,7 @@ class CppLoop(SafeCheckpoints):
             "in_float32": tables,  # as transformers tells bitsandbytes
         }
 
-    def _drop(self: Any, own: tuple[Any, Any]) -> None:
+    def _drop(self, own: tuple[Any, Any]) -> None:
         """Removes an optimizer and a scheduler that were made here, if the trainer still has them."""
         if self.optimizer is own[0]:
             self.optimizer = None
@@ -166,9 +180,9 @@ class CppLoop(SafeCheckpoints):
             self.lr_scheduler = None
         self._shown = (None, None)
 
-    def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self._run is None:
-            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+            super()._save_optimizer_and_scheduler(output_dir)
         else:
             self._run.save(output_dir)
 

@@ -23,10 +23,18 @@ REPLACED = (
     "_prepare_for_training", "_wrap_model", "create_accelerator_and_postprocess", "set_initial_training_values",
     "_has_mixed_mesh_grads", "_prepare_context_parallel_inputs",
 )  # fmt: skip
+#: Of these, what C++ does where transformers' loop gives it the windows.
+REPLACED_BY_WINDOWS = (
+    "training_step", "compute_loss", "compute_loss_context_manager", "autocast_smart_context_manager", "get_batch_samples",
+    "_get_num_items_in_batch", "_prepare_inputs", "_prepare_input", "_clip_grad_norm", "_get_grad_norm",
+    "create_optimizer_and_scheduler", "create_optimizer", "get_optimizer_cls_and_kwargs", "get_decay_parameter_names",
+    "_prepare_for_training", "_wrap_model", "create_accelerator_and_postprocess", "_has_mixed_mesh_grads",
+    "_prepare_context_parallel_inputs",
+)  # fmt: skip
 #: Modules whose methods the C++ loop knows.
 _KNOWN = (
     "transformers.trainer", "trl.trainer.base_trainer", "trl.trainer.sft_trainer", f"{__package__}.cpp_loop", f"{__package__}.trainer",
-    f"{__package__}.sft",
+    f"{__package__}.sft", f"{__package__}.windows",
 )  # fmt: skip
 #: Arguments that the C++ loop does not support.
 _UNUSUAL = (
@@ -48,8 +56,23 @@ def why_not(trainer: Any, resume_from: str | None = None) -> str:
     )
 
 
-def _overridden(trainer: Any) -> str:
-    for name in REPLACED:
+def why_not_windows(trainer: Any) -> str:
+    """The reason why C++ cannot compute the windows of transformers' loop; empty if it can."""
+    args = trainer.args
+    if args.world_size > 1:
+        return "several processes train"
+    if getattr(args, "memory_budget", "") or args.auto_find_batch_size:
+        return "a memory budget needs the rows before the run"
+    reason = _overridden(trainer, REPLACED_BY_WINDOWS) or _asked_for(trainer) or _unusual_arguments(args) or _model(trainer)
+    if not reason and args.weight_decay:
+        decayed = trainer.get_decay_parameter_names(trainer.model)
+        free = [name for name, p in trainer.model.named_parameters() if p.requires_grad and name not in decayed]
+        reason = f"weight_decay is not for {free[0]}" if free else ""
+    return reason
+
+
+def _overridden(trainer: Any, methods: tuple[str, ...] = REPLACED) -> str:
+    for name in methods:
         if name in vars(trainer):
             return f"{name} was replaced"
         for kind in type(trainer).__mro__:

@@ -92,21 +92,26 @@ def why_padding_counts(given: Any) -> str:
     return "labels are predicted from padding" if ((mask[:, :-1] == 0) & (labels[:, 1:] != -100)).any() else ""
 
 
-def hidden_states(engine: Engine, model: Any, given: dict[str, Any]) -> tuple[Any, torch.Tensor]:
-    """(batch without padding, hidden states (tokens, D) after the last norm), on the autograd graph of PEFT's parameters."""
-    core = engine.core
-    ids, mask, labels = given["input_ids"], given.get("attention_mask"), given.get("labels")
+def unpadded(core: Any, given: Any, on_host: bool = False) -> Any:
+    """The batch without padding. @raises ValueError if transformers would count labels that the engine does not see."""
+    mask, positions = given.get("attention_mask"), given.get("position_ids")
     if mask is not None and mask.is_floating_point():
         mask = mask != 0
-    positions = given.get("position_ids")
     if positions is not None and positions.dim() == 3:  # a wrapper's axes, which are one where there are no images
         if bool((positions != positions[:1]).any()):
             raise ValueError("position_ids differ between their axes")
         positions = positions[0]
-    batch = core.unpad(ids, mask, labels, positions)
+    batch = core.unpad(given["input_ids"], mask, given.get("labels"), positions, on_host=on_host)
     if batch.ignored_padding_labels or batch.ignored_first_labels:
         raise ValueError("padding, or a first token after padding or another row, has labels, which transformers counts")
-    if batch.row_count > ids.shape[0] and _uses_cache(model, given):
+    return batch
+
+
+def hidden_states(engine: Engine, model: Any, given: dict[str, Any]) -> tuple[Any, torch.Tensor]:
+    """(batch without padding, hidden states (tokens, D) after the last norm), on the autograd graph of PEFT's parameters."""
+    core = engine.core
+    batch = unpadded(core, given)
+    if batch.row_count > given["input_ids"].shape[0] and _uses_cache(model, given):
         raise ValueError("position_ids restart at 0, and transformers separates packed rows only with use_cache=False")
     if torch.is_grad_enabled():
         engine.keep(kept_by(model, engine.core.body, model.training))

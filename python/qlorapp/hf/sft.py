@@ -66,7 +66,7 @@ def _assistant_turns(model: Any, args: Any, options: dict[str, Any]) -> Iterator
         args.assistant_only_loss = True
 
 
-class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):  # type: ignore[misc]
+class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):
     """TRL's SFTTrainer. Rows, templates, masks and packing are TRL's; train() runs in C++ as Trainer's does.
 
     This library loads a model given by name. Adapters stay in float32. The first row is shown before the first step, unless disable_tqdm is

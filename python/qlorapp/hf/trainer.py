@@ -11,11 +11,14 @@ from .cpp_loop import CppLoop
 from .rows import OfOneLength
 
 
-class Trainer(CppLoop, transformers.Trainer):  # type: ignore[misc]  # the mixin's methods take what theirs do
+class Trainer(CppLoop, transformers.Trainer):
     """transformers' Trainer. train() runs in C++ if the C++ loop computes everything that the run needs.
 
-    Otherwise transformers' loop runs, and the reason is logged. In both cases callbacks, logs, evaluation and checkpoints are transformers'.
+    Otherwise transformers' loop runs, and the reason is logged; C++ computes its steps where it computes the model. In all cases callbacks,
+    logs, evaluation and checkpoints are transformers'.
     """
+
+    _gives_windows = True
 
     def __init__(self, *args: Any, tokenizer: Any = None, **options: Any) -> None:
         """transformers' arguments. tokenizer: the older name of processing_class. Without a data_collator, labels are padded, too."""

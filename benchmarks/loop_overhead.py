@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures what transformers' training loop costs around steps that C++ computes a window at a time, beside the C++ loop.
+
+    python benchmarks/loop_overhead.py [--build build/dev] [--models deep small 1b 8b] [--batches 1 2] [--device cpu|cuda] [--rounds 3]
+
+Both train the same rows of random tokens (2,048 each on a GPU, 256 on a CPU, 16 for "deep"), r = 16 on all linear layers, NF4 with double quantization,
+8-bit AdamW, clipping, nothing checkpointed, a log entry every tenth step, by qlorapp.Trainer, interleaved in one process:
+
+    run      C++ has the loop, and calls transformers' callbacks
+    window   a collator that the C++ loop does not know: transformers has the loop, and C++ computes each window (qlorapp/hf/windows.py)
+
+"deep" has the modules of Llama 3.2 1B and next to no arithmetic: there the time is the host's. Prints the milliseconds of a step, median (least),
+the ratio, and the largest relative difference of the logged losses.
+"""
+
+import argparse
+import gc
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+from load_cuda import ROOT, write_checkpoint
+from train_step_peers import SHAPES, Shape
+
+OWN_SHAPES = {
+    "small": Shape(1024, 2816, 2, 16, 64, True, vocabulary=32000),
+    "deep": Shape(64, 128, 16, 4, 16, True, 2, vocabulary=512),
+}
+
+
+def measured(
+    by_window: bool, folder: pathlib.Path, rows: list, batch: int, options: argparse.Namespace
+) -> tuple[float, list[float]]:
+    """(seconds of a step, logged losses)"""
+    import peft
+    import qlorapp
+    import torch
+    import transformers
+
+    on_gpu = options.device == "cuda"
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    times: list[float] = []
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **others):
+            if state.global_step in (options.warm, options.steps):
+                if on_gpu:
+                    torch.cuda.synchronize()
+                times.append(time.perf_counter())
+
+    torch.manual_seed(0)
+    four_bit = qlorapp.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=four_bit, device_map=options.device, dtype=dtype
+    )
+    lora = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    collate = transformers.default_data_collator
+    with tempfile.TemporaryDirectory() as output:
+        args = qlorapp.TrainingArguments(
+            output, per_device_train_batch_size=batch, max_steps=options.steps, optim="adamw_8bit", bf16=on_gpu, use_cpu=not on_gpu,
+            logging_steps=10, save_strategy="no", report_to="none", disable_tqdm=True, gradient_accumulation_steps=options.accumulation,
+        )  # fmt: skip
+        trainer = qlorapp.Trainer(
+            peft.get_peft_model(model, lora),
+            args,
+            train_dataset=rows,
+            data_collator=(lambda given: collate(given)) if by_window else collate,
+            callbacks=[Clock()],
+        )
+        trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    del model, trainer
+    gc.collect()
+    if on_gpu:
+        torch.cuda.empty_cache()
+    return (times[1] - times[0]) / (options.steps - options.warm), losses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev")
+    parser.add_argument("--models", nargs="+", default=["deep", "small"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=36)
+    parser.add_argument("--warm", type=int, default=6)
+    options = parser.parse_args()
+    sys.path.insert(0, str(options.build / "python"))
+    import torch
+    import transformers
+
+    print(
+        f"{options.device}, {torch.get_num_threads()} threads, torch {torch.__version__}, transformers {transformers.__version__}"
+    )
+    for name in options.models:
+        shape = OWN_SHAPES.get(name) or SHAPES[name]
+        length = 16 if name == "deep" else 2048 if options.device == "cuda" else 256
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = pathlib.Path(scratch) / "model"
+            write_checkpoint(folder, shape)
+            for batch in options.batches:
+                count = options.steps * batch * options.accumulation
+                torch.manual_seed(1)
+                ids = torch.randint(5, shape.vocabulary - 100, (count, length)).tolist()
+                rows = [{"input_ids": row, "labels": row} for row in ids]
+                seconds: dict[str, list[float]] = {"run": [], "window": []}
+                losses = {}
+                for _ in range(options.rounds):
+                    for kind, taken in seconds.items():
+                        took, losses[kind] = measured(kind == "window", folder, rows, batch, options)
+                        taken.append(took)
+                apart = max(abs(a / b - 1) for a, b in zip(*losses.values(), strict=True))
+                found = {kind: statistics.median(values) for kind, values in seconds.items()}
+                line = ", ".join(f"{kind} {1000 * s:.2f} ({1000 * min(seconds[kind]):.2f}) ms" for kind, s in found.items())
+                print(
+                    f"{name}, {batch} x {length}, {options.accumulation} a step: {line}; window/run {found['window'] / found['run']:.3f}; "
+                    f"losses differ by {apart:.1e}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// StepRunner: steps of windows that another loop reads.
+#include <nlohmann/json.hpp>
+
+#include "bind.hpp"
+#include "format/config_json.hpp"
+#include "qlorapp/data/collate.hpp"
+#include "train/step_runner.hpp"
+
+namespace qlorapp::python {
+namespace {
+
+std::unique_ptr<StepRunner> make_runner(const std::shared_ptr<CausalLM>& model, const std::string& arguments_json) {
+  TrainingArguments args;
+  format::from_json(format::parse_json(arguments_json, "TrainingArguments"), args, "TrainingArguments");
+  const py::gil_scoped_release no_gil;
+  return std::make_unique<StepRunner>(model, std::move(args));
+}
+
+void gradients(StepRunner& self, const std::vector<const UnpaddedBatch*>& window) {
+  std::vector<Batch> batches;
+  for (const UnpaddedBatch* batch : window) batches.push_back(batch->batch);
+  self.gradients(batches);
+}
+
+}  // namespace
+
+void bind_steps(py::module_& m) {
+  py::class_<StepRunner>(m, "StepRunner", "src/train/step_runner.hpp")
+      .def(py::init(&make_runner), py::arg("model"), py::arg("arguments_json"))
+      .def("gradients", &gradients, py::arg("window"), NoGil(), "Forward and backward of a step's micro-batches.")
+      .def("take_gradients", &StepRunner::take_gradients, py::arg("mean_loss"), py::arg("micro_batches"), NoGil(),
+           "The same for gradients, times scale(), that a backward pass has left in the parameters' .grad.")
+      .def("update", &StepRunner::update, py::arg("rate"), NoGil(), "False if float16 overflowed: then nothing has changed.")
+      .def("read", &StepRunner::read, NoGil(), "Raises RuntimeError if gradients were not finite. Synchronizes.")
+      .def("scale", &StepRunner::scale)
+      .def_property_readonly("is_open", &StepRunner::is_open, "The last window had no update so far.")
+      .def_property_readonly(
+          "mean_loss", [](const StepRunner& self) { return self.found().mean_loss; }, "() of the last window, on the device.")
+      .def_property_readonly(
+          "grad_norm", [](const StepRunner& self) { return self.found().norm.norm; }, "() before clipping, on the device.")
+      .def_property_readonly(
+          "scaler", [](StepRunner& self) { return &self.state().scaler; }, py::return_value_policy::reference_internal)
+      .def_property(
+          "steps", [](StepRunner& self) { return self.state().optimizer.step_count(); },
+          [](StepRunner& self, int64_t steps) { self.state().optimizer.set_step_count(steps); }, "Updates so far.")
+      .def_property(
+          "micro_step", [](StepRunner& self) { return self.state().micro_step; },
+          [](StepRunner& self, uint32_t micro_step) { self.state().micro_step = micro_step; },
+          "Micro-batches so far: a part of the key of dropout masks.")
+      .def(
+          "moments", [](StepRunner& self) { return self.state().optimizer.state_tensors(); },
+          "[(name, tensor)] flat over the arena, in the optimizer's memory: exp_avg and exp_avg_sq, or state1, state2, absmax1, "
+          "absmax2.");
+}
+
+}  // namespace qlorapp::python
