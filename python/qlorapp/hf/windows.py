@@ -120,12 +120,19 @@ class WindowSteps(Mixed):
         theirs, self._windows = self.args, Windows(self)
         self._filters = theirs.logging_nan_inf_filter
         self.args = copy.copy(theirs)
-        self.args.logging_nan_inf_filter = (
-            False  # done on the device: a read per micro-batch would make a GPU wait for the host
-        )
+        # Done on the device: a read per micro-batch would make a GPU wait for the host.
+        self.args.logging_nan_inf_filter = False
+        # C++ zeroes the gradients. A walk through the modules takes a third of the time of a small model's step.
+        model: Any = self.model
+        walks = "zero_grad" not in vars(model)
+        if walks:
+            model.zero_grad = lambda set_to_none=True: None
         try:
             yield
         finally:
+            if walks:
+                del model.zero_grad
+                model.zero_grad()
             self._windows.close()
             self._windows, self.args = None, theirs
 
