@@ -363,6 +363,12 @@ class StepRunner:
     def read(self) -> None:
         """Raises RuntimeError if gradients were not finite. Synchronizes."""
     def scale(self) -> torch.Tensor: ...
+    def clear_graphs(self) -> None: ...
+    @property
+    def global_step(self) -> int:
+        """Steps of the run so far, skipped ones too."""
+    @global_step.setter
+    def global_step(self, value: typing.SupportsInt) -> None: ...
     @property
     def is_open(self) -> bool:
         """The last window had no update so far."""

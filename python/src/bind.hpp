@@ -20,6 +20,9 @@ inline std::vector<at::Tensor> undefined_for_none(const MaybeTensors& tensors) {
   return result;
 }
 
+/// Tensors of their own over the same memory (bind_train.cpp says why).
+[[nodiscard]] std::vector<at::Tensor> flat_aliases(const std::vector<at::Tensor>& moments);
+
 void bind_errors(py::module_& m);
 void bind_config(py::module_& m);
 void bind_quant(py::module_& m);

@@ -34,6 +34,10 @@ void bind_steps(py::module_& m) {
       .def("update", &StepRunner::update, py::arg("rate"), NoGil(), "False if float16 overflowed: then nothing has changed.")
       .def("read", &StepRunner::read, NoGil(), "Raises RuntimeError if gradients were not finite. Synchronizes.")
       .def("scale", &StepRunner::scale)
+      .def("clear_graphs", &StepRunner::clear_graphs)
+      .def_property(
+          "global_step", [](StepRunner& self) { return self.state().global_step; },
+          [](StepRunner& self, int64_t step) { self.state().global_step = step; }, "Steps of the run so far, skipped ones too.")
       .def_property_readonly("is_open", &StepRunner::is_open, "The last window had no update so far.")
       .def_property_readonly(
           "mean_loss", [](const StepRunner& self) { return self.found().mean_loss; }, "() of the last window, on the device.")
@@ -49,7 +53,12 @@ void bind_steps(py::module_& m) {
           [](StepRunner& self, uint32_t micro_step) { self.state().micro_step = micro_step; },
           "Micro-batches so far: a part of the key of dropout masks.")
       .def(
-          "moments", [](StepRunner& self) { return self.state().optimizer.state_tensors(); },
+          "moments",
+          [](StepRunner& self) {
+            std::vector<std::pair<std::string, at::Tensor>> moments = self.state().optimizer.state_tensors();
+            for (auto& [name, moment] : moments) moment = flat_aliases({moment}).front();
+            return moments;
+          },
           "[(name, tensor)] flat over the arena, in the optimizer's memory: exp_avg and exp_avg_sq, or state1, state2, absmax1, "
           "absmax2.");
 }

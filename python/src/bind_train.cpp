@@ -54,15 +54,6 @@ GradScaler from_pickle(const py::tuple& saved) {
   return scaler;
 }
 
-/// Tensors of their own over the same memory. A tracked view keeps its base, and a tensor that Python has seen keeps a second owner: PagedState
-/// would take both for somebody who uses the memory.
-std::vector<at::Tensor> flat_aliases(const std::vector<at::Tensor>& moments) {
-  const at::AutoDispatchBelowADInplaceOrView untracked;
-  std::vector<at::Tensor> flat;
-  for (const at::Tensor& moment : moments) flat.push_back(moment.view({-1}));
-  return flat;
-}
-
 constexpr const char* kAccumulatorDoc = R"(The denominator of a window of micro-batches.
 
 The mean loss over a big batch is the sum of its targets' losses divided by the number of its targets. Count the targets of the whole
@@ -81,6 +72,15 @@ sum_over_ranks: a function that turns this process's count into the count of all
 Raises ValueError if a count is negative, or the count of all processes is below this one's.)";
 
 }  // namespace
+
+/// Tensors of their own over the same memory. A tracked view keeps its base, and a tensor that Python has seen keeps a second owner: PagedState
+/// would take both for somebody who uses the memory.
+std::vector<at::Tensor> flat_aliases(const std::vector<at::Tensor>& moments) {
+  const at::AutoDispatchBelowADInplaceOrView untracked;
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& moment : moments) flat.push_back(moment.view({-1}));
+  return flat;
+}
 
 void bind_train(py::module_& m) {
   py::class_<GradScaler>(m, "GradScaler", "The state machine of qlorapp.GradScaler, over gradients instead of an optimizer.")

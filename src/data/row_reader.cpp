@@ -155,6 +155,7 @@ class RowReader {
       return part;
     };
     Row row = parse_row(next, at(begin.line), /*packs_ids=*/true, begin);
+    while (!next().empty()) continue;  // the parser ends at a NUL
     visit_(std::move(row), begin.line);
   }
 

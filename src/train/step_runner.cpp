@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <string>
 #include <utility>
 
 #include "core/check.hpp"
@@ -32,6 +33,7 @@ void StepRunner::gradients(std::span<const Batch> window) {
   window_.clear();
   for (const Batch& batch : window) window_.push_back(batch.to(at::kCPU));
   const at::Tensor before = is_open_ ? state_.arena->gradients().clone() : at::Tensor();
+  first_micro_step_ = state_.micro_step;
   found_ = runner_.gradients([this] { return window_; }, std::ssize(window_), {});
   is_open_ = true;
   if (!before.defined()) return;
@@ -48,12 +50,16 @@ void StepRunner::take_gradients(const at::Tensor& mean_loss, int64_t micro_batch
 }
 
 bool StepRunner::update(double rate) {
+  QLORAPP_CHECK_VALUE(is_open_, "[optimizer] step() must follow the gradients of a window; there are none since the last step.");
   StepReport report;
   try {
     report = runner_.update(found_, rate, {});
   } catch (const LossScaleExhausted& error) {
     if (window_.empty()) throw;
-    throw LossScaleExhausted(message("{} {}", error.what(), runner_.diagnosis(window_)));
+    const uint32_t behind = std::exchange(state_.micro_step, first_micro_step_);  // the same dropout masks
+    const std::string where = runner_.diagnosis(window_);
+    state_.micro_step = behind;
+    throw LossScaleExhausted(message("{} {}", error.what(), where));
   }
   is_open_ = false;
   unread_.add(report, state_.global_step);

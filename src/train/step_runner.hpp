@@ -38,10 +38,13 @@ class StepRunner {
   [[nodiscard]] const WindowGradients& found() const { return found_; }
 
   /// Clips and updates.  @returns false if the loss scale found an overflow: then nothing has changed.
-  /// @throws TrainingDiverged as read(): on a CPU here, on a GPU at every 256th step; LossScaleExhausted.
+  /// @throws TrainingDiverged as read(): on a CPU here, on a GPU at every 256th step; LossScaleExhausted; ValueError without a window.
   bool update(double rate);
   /// @throws TrainingDiverged if gradients of a step since the last call were not finite. Synchronizes.
   void read();
+
+  /// Frees the recorded steps of cuda_graphs.
+  void clear_graphs() { runner_.clear_graphs(); }
 
   /// (), what losses are multiplied by before a backward pass.
   [[nodiscard]] at::Tensor scale();
@@ -54,6 +57,7 @@ class StepRunner {
   WindowRunner runner_;
   std::vector<Batch> window_;  ///< On the host, for the diagnosis.
   WindowGradients found_;
+  uint32_t first_micro_step_ = 0;  ///< Of the window.
   bool is_open_ = false;
   UnreadLosses unread_;
   LossTrend trend_;

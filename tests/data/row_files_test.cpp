@@ -84,6 +84,8 @@ TEST_CASE("a line of megabytes, which is read in parts, is a row as any other", 
       CHECK(data.summary.blank_lines == 2);
     }
     CHECK(rows_of("rows.jsonl", filled(bytes, "\"}")).examples.size() == 1);
+    const std::string padded = filled(bytes, "\"}") + std::string(3'000'000, '\0') + "\n" + row;  // the parser ends at a NUL
+    CHECK(rows_of("rows.jsonl", padded).examples.size() == 2);
     const std::string broken = filled(bytes, "\", nul}");  // one character, two bytes, each
     const size_t characters = 25 + (broken.size() - 25 - 7) / 2 + 7;
     const std::string error = row_refusal("rows.jsonl", row + "\n" + broken + "\n");

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of transformers' loop whose steps C++ computes a window at a time, beside transformers' own steps and the C++ loop."""
 
+import copy
 import os
+import pickle
 
 import pytest
 import qlorapp
@@ -161,6 +163,75 @@ def test_a_callback_may_set_the_learning_rate(folder, tmp_path):
     assert_same_run(
         by_windows(folder, tmp_path / "mine", **options), trained(transformers.Trainer, folder, tmp_path / "theirs", **options)
     )
+
+
+class AtSteps(transformers.TrainerCallback):
+    """Does something with the model behind each step."""
+
+    def __init__(self, work):
+        self.work = work
+
+    def on_step_end(self, args, state, control, model=None, **others):
+        self.work(model)
+
+
+def without_adapter(model):
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad(), model.disable_adapter():
+        model(input_ids=ids)
+
+
+def with_a_copy(model):
+    copied = copy.deepcopy(model)
+    parameter = next(p for p in copied.parameters() if p.requires_grad)
+    parameter.grad = torch.ones_like(parameter)
+    copied.zero_grad()
+    assert parameter.grad is None
+
+
+@pytest.mark.parametrize("work", [without_adapter, with_a_copy])
+def test_a_callback_may_use_the_model(folder, tmp_path, work):
+    options = {"more": {"callbacks": [AtSteps(work)]}, "max_steps": 3}
+    mine = by_windows(folder, tmp_path / "mine", **options)
+    assert "zero_grad" not in vars(mine.model)
+    assert_same_run(mine, trained(transformers.Trainer, folder, tmp_path / "theirs", **options))
+
+
+def test_a_callback_that_changes_the_adapter_ends_the_run(folder, tmp_path):
+    def change(model):
+        for module in model.modules():
+            if hasattr(module, "lora_A"):
+                module.scaling["default"] *= 2
+
+    with pytest.raises(ValueError, match="a run trains one adapter"):
+        by_windows(folder, tmp_path, more={"callbacks": [AtSteps(change)]})
+
+
+def test_the_arguments_are_the_users_and_as_given_in_checkpoints(folder, tmp_path):
+    trainer = made(
+        qlorapp.Trainer, folder, tmp_path, more={"data_collator": ByRows()}, save_strategy="steps", save_steps=2, max_steps=2
+    )
+    given = trainer.args
+    trainer.train()
+    assert trainer.args is given and given.logging_nan_inf_filter
+    saved = torch.load(tmp_path / "checkpoint-2" / "training_args.bin", weights_only=False)
+    assert saved.logging_nan_inf_filter
+
+
+def test_a_loss_that_is_not_of_a_windows_targets_is_transformers(folder, tmp_path, caplog):
+    trainer = made(qlorapp.Trainer, folder, tmp_path, more={"data_collator": ByRows()}, max_steps=2)
+    trainer.model_accepts_loss_kwargs = False
+    trainer.train()
+    assert "steps are slower" in caplog.text
+
+
+def test_the_optimizer_is_neither_copied_nor_stepped_without_gradients(folder, tmp_path):
+    optimizer = by_windows(folder, tmp_path, max_steps=1).optimizer
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="Use its state_dict"):
+            copied(optimizer)
+    with pytest.raises(ValueError, match="must follow the gradients of a window"):
+        optimizer.step()
 
 
 # --- checkpoints

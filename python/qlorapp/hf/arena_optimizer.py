@@ -57,6 +57,12 @@ class ArenaAdamW(torch.optim.Optimizer):
         self.step_was_skipped = not self.runner.update(rates.pop())
         return loss
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise TypeError("[optimizer] the optimizer of a run in C++ cannot be copied or pickled. Use its state_dict().")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("[optimizer] the optimizer of a run in C++ cannot be copied or pickled. Use its state_dict().")
+
     def _parameters(self) -> list[torch.Tensor]:
         """In the order of a state dict's numbers."""
         return [parameter for group in self.param_groups for parameter in group["params"]]

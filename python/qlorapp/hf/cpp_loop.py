@@ -85,9 +85,9 @@ class CppLoop(WindowSteps, SafeCheckpoints):
         try:
             with self.windows_of_run() if by_windows else contextlib.nullcontext():
                 result = super()._inner_training_loop(batch_size, **given)
-            if self._stop is not None and self._stop.received is not None:  # while the run was ended
-                self._leave_checkpoint(trial)
-                self._stop.act()
+                if self._stop is not None and self._stop.received is not None:  # while the run was ended
+                    self._leave_checkpoint(trial)
+                    self._stop.act()
             return result
         finally:
             if had == (None, None):
@@ -179,6 +179,8 @@ class CppLoop(WindowSteps, SafeCheckpoints):
         if self.lr_scheduler is own[1]:
             self.lr_scheduler = None
         self._shown = (None, None)
+        if own[0] is self._made[0]:  # an optimizer of windows holds the C++ model
+            self._made = (None, None)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self._run is None:

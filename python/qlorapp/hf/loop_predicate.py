@@ -63,6 +63,8 @@ def why_not_windows(trainer: Any) -> str:
         return "several processes train"
     if getattr(args, "memory_budget", "") or args.auto_find_batch_size:
         return "a memory budget needs the rows before the run"
+    if not trainer.model_accepts_loss_kwargs or trainer.loss_is_scaled_for_ga is not None:
+        return "the loss is not one over the targets of a window"
     reason = _overridden(trainer, REPLACED_BY_WINDOWS) or _asked_for(trainer) or _unusual_arguments(args) or _model(trainer)
     if not reason and args.weight_decay:
         decayed = trainer.get_decay_parameter_names(trainer.model)

@@ -2,8 +2,9 @@
 """transformers' loop over steps that C++ computes: a window of micro-batches goes to C++ as a whole at its first one."""
 
 import contextlib
-import copy
+import functools
 import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from .. import _C
 from ..precision import own_dtypes
-from . import loop_predicate, passes
+from . import loop_predicate, passes, pristine
 from .arena_optimizer import ArenaAdamW
 from .checkpoints import Mixed
 from .forward import engine_of
@@ -32,6 +33,7 @@ class Windows:
         engine.keep(passes.kept_by(base, engine.core.body, training=True))
         self.runner = _C.StepRunner(engine.core, for_cpp(trainer.args, trainer._train_batch_size))
         engine.follow()  # the options may have moved weights
+        self._adapter = engine.shown
         #: The micro-batches under way, and whether none of them was given to training_step() yet.
         self.batches: list[Any] = []
         self.is_new = False
@@ -39,6 +41,7 @@ class Windows:
         self._is_first = True
 
     def close(self) -> None:
+        self.runner.clear_graphs()
         self.engine.forget_keep()
         self.engine.bring_embedding_back()
 
@@ -48,14 +51,29 @@ class Windows:
     def compute(self, trainer: Any, model: Any) -> torch.Tensor:
         """Gradients of the window. @returns its mean loss: (), on the device."""
         self.is_new = False
+        engine, device, step = self.engine, self.engine.core.device, trainer.state.global_step
         if self._is_first:
-            self._is_first = False
-            if trainer.accelerator.scaler is not None:  # a checkpoint's, if the run was resumed
+            self._is_first, self.runner.global_step = False, step
+            if self._has_scale(trainer):  # a checkpoint's, if the run was resumed
                 self.runner.scaler.load_state_dict(trainer.accelerator.scaler.state_dict())
         if not model.training:
             model.train()
-        with own_dtypes(self.engine.core.device):
-            unpadded = self._unpadded()
+        reason = ""
+        if engine.shown != self._adapter or any(
+            map(_is_foreign, trainer.callback_handler.callbacks)
+        ):  # they may change the model
+            reason = pristine.why_not(engine, self.base, needs_gradients=True)
+        if engine.shown != self._adapter:
+            raise ValueError(
+                "[Trainer] a run trains one adapter, in the memory that it had at its start; a callback or an evaluation has changed it. Change "
+                "adapters (set_adapter, scaling, dropout, .data of their parameters) before train()."
+            )
+        if reason:
+            engine.say_why(reason)
+        if trainer.args.torch_empty_cache_steps and step % trainer.args.torch_empty_cache_steps == 0 and device.type == "cuda":
+            torch.cuda.empty_cache()
+        with own_dtypes(device):
+            unpadded = None if reason else self._unpadded()
             if unpadded is not None:
                 self.runner.gradients(unpadded)
         if unpadded is None:
@@ -66,7 +84,8 @@ class Windows:
         """The batches for C++; None if transformers computes this window, which is logged."""
         found = []
         for batch in self.batches:
-            given = {name: value for name, value in batch.items() if name not in _REPEATED}
+            repeated = _REPEATED if batch.get("position_ids") is not None else set()
+            given = {name: value for name, value in batch.items() if name not in repeated}
             reason = passes.beyond(self.engine, self.base, given) or passes.why_padding_counts(given)
             if not reason and given.get("labels") is None:
                 reason = "a batch has no labels"
@@ -102,10 +121,41 @@ class Windows:
     def flos(self, inputs: Any) -> int:
         return 6 * int(inputs["input_ids"].numel()) * int(self._elements) if "input_ids" in inputs else 0
 
+    def _has_scale(self, trainer: Any) -> bool:
+        return trainer.accelerator.scaler is not None and self.runner.scaler.is_enabled()
+
     def show_scale(self, trainer: Any) -> None:
         """Before a checkpoint: accelerate writes the loss scale."""
-        if trainer.accelerator.scaler is not None:
+        if self._has_scale(trainer):
             trainer.accelerator.scaler.load_state_dict(self.runner.scaler.state_dict())
+
+
+def _is_foreign(callback: Any) -> bool:
+    return not type(callback).__module__.startswith(("transformers.", "trl.", "qlorapp."))
+
+
+def _own_zero_grad(model: Any) -> Any:
+    return functools.partial(type(model).zero_grad, model)
+
+
+class _ZeroedInCpp:
+    """zero_grad() of a model in a run by windows. A walk through the modules takes a third of the time of a small model's step.
+
+    A copy of the model has its own again.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+
+    def __call__(self, set_to_none: bool = True) -> None:
+        pass
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        model = self._model()
+        return _own_zero_grad(memo.get(id(model), model))
+
+    def __reduce__(self) -> Any:
+        return _own_zero_grad, (self._model(),)
 
 
 class WindowSteps(Mixed):
@@ -117,16 +167,13 @@ class WindowSteps(Mixed):
     @contextlib.contextmanager
     def windows_of_run(self) -> Iterator[None]:
         """transformers' loop inside trains by windows."""
-        theirs, self._windows = self.args, Windows(self)
-        self._filters = theirs.logging_nan_inf_filter
-        self.args = copy.copy(theirs)
-        # Done on the device: a read per micro-batch would make a GPU wait for the host.
-        self.args.logging_nan_inf_filter = False
-        # C++ zeroes the gradients. A walk through the modules takes a third of the time of a small model's step.
+        self._windows = Windows(self)
+        args, self._filters = self.args, self.args.logging_nan_inf_filter
+        args.logging_nan_inf_filter = False  # done on the device: a read per micro-batch would make a GPU wait for the host
         model: Any = self.model
         walks = "zero_grad" not in vars(model)
         if walks:
-            model.zero_grad = lambda set_to_none=True: None
+            model.zero_grad = _ZeroedInCpp(model)
         try:
             yield
         finally:
@@ -134,7 +181,21 @@ class WindowSteps(Mixed):
                 del model.zero_grad
                 model.zero_grad()
             self._windows.close()
-            self._windows, self.args = None, theirs
+            self._windows = None
+            args.logging_nan_inf_filter = self.args.logging_nan_inf_filter = self._filters
+
+    @contextlib.contextmanager
+    def _as_given(self) -> Iterator[None]:
+        """For a checkpoint: the arguments as they were given, and accelerate's loss scale as it is."""
+        if self._windows is None:
+            yield
+            return
+        self._windows.show_scale(self)
+        self.args.logging_nan_inf_filter = self._filters
+        try:
+            yield
+        finally:
+            self.args.logging_nan_inf_filter = False
 
     def create_optimizer(self, model: Any = None) -> Any:
         """transformers' method."""
@@ -154,8 +215,18 @@ class WindowSteps(Mixed):
 
     def get_train_dataloader(self) -> Any:
         """transformers' method. Batches of windows stay on the host, where the lengths of their rows are read."""
-        loader = super().get_train_dataloader()
-        if self._windows is not None and getattr(loader, "device", None) is not None:
+        if self._windows is None:
+            return super().get_train_dataloader()
+        config = self.accelerator.dataloader_config
+        dispatch, config.dispatch_batches = (
+            config.dispatch_batches,
+            config.dispatch_batches or False,
+        )  # else it moves a stream's
+        try:
+            loader = super().get_train_dataloader()
+        finally:
+            config.dispatch_batches = dispatch
+        if getattr(loader, "device", None) is not None:
             loader.device = None
         return loader
 
@@ -168,7 +239,7 @@ class WindowSteps(Mixed):
         return batches, None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """transformers' method. A window's first micro-batch has the loss of all."""
+        """transformers' method. A window's first micro-batch has the loss of all, also if a callback ends the epoch between them."""
         windows = self._windows
         if windows is None:
             return super().training_step(model, inputs, num_items_in_batch)
