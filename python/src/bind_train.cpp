@@ -73,8 +73,8 @@ Raises ValueError if a count is negative, or the count of all processes is below
 
 }  // namespace
 
-/// Tensors of their own over the same memory. A tracked view keeps its base, and a tensor that Python has seen keeps a second owner: PagedState
-/// would take both for somebody who uses the memory.
+/// Tensors of their own over the same memory. A tracked view keeps its base, and a tensor that Python has seen keeps a second owner. PagedState
+/// counts both as users of the memory, which then cannot leave the GPU.
 std::vector<at::Tensor> flat_aliases(const std::vector<at::Tensor>& moments) {
   const at::AutoDispatchBelowADInplaceOrView untracked;
   std::vector<at::Tensor> flat;

@@ -80,7 +80,7 @@ void set_up_model(CausalLM& model, TrainingArguments& args, const TrainState& st
       args.output_dir = own_folder;
     }
   }
-  // What neither a budget nor the arguments decide stays as the model has it.
+  // Settings that neither a budget nor the arguments set keep the model's values.
   StepSettings& settings = model.settings();
   if (has_budget || args.gradient_checkpointing) {
     settings.set_segments(parse_segments(args.keep_text(), std::ssize(model.blocks())));

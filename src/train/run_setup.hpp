@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the options of a run do before its first step: to its state, and to the model.
+/// Applies the options of a run to its state and to the model, before the first step.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace qlorapp {
 /// The other options of a step: rate and schedule, clipping, seed, how targets and gradients are summed.
 void take_options(TrainState& state, const TrainingArguments& args);
 
-/// Determinism, fp8, and what a memory budget or the options say of memory. What neither decides stays as the model has it.
-/// @param args         those that a budget decides are set, to rank 0's where state.ranks are several.
+/// Sets determinism, fp8 and the memory settings of a budget or of the options. Settings that neither sets keep the model's values.
+/// @param args         fields that a budget chooses are written; with several ranks, rank 0's choice.
 /// @param longest_row  in tokens.  @param evaluates  the run has evaluation data, which plans count with.
 /// @throws ValueError for fp8 on a GPU without it; OutOfMemoryError if nothing fits the budget.
 void set_up_model(CausalLM& model, TrainingArguments& args, const TrainState& state, int64_t longest_row, bool evaluates);

@@ -29,6 +29,8 @@ StepRunner::StepRunner(std::shared_ptr<CausalLM> model, TrainingArguments args)
       state_(new_state(*model_, args_)),
       runner_(*model_, state_, set_up(*model_, state_, args_), /*evaluates=*/false) {}
 
+GradientNorm StepRunner::norm() const { return gradient_norm(*state_.arena, state_.scaler.inverse_scale(), state_.max_grad_norm); }
+
 void StepRunner::gradients(std::span<const Batch> window) {
   window_.clear();
   for (const Batch& batch : window) window_.push_back(batch.to(at::kCPU));
@@ -39,13 +41,13 @@ void StepRunner::gradients(std::span<const Batch> window) {
   if (!before.defined()) return;
   at::Tensor gradients = state_.arena->gradients();
   gradients.add_(before);
-  found_.norm = gradient_norm(*state_.arena, state_.scaler.inverse_scale(), state_.max_grad_norm);
+  found_.norm = norm();
 }
 
 void StepRunner::take_gradients(const at::Tensor& mean_loss, int64_t micro_batches) {
   window_.clear();
   state_.micro_step += static_cast<uint32_t>(micro_batches);
-  found_ = {mean_loss, gradient_norm(*state_.arena, state_.scaler.inverse_scale(), state_.max_grad_norm), 0, 0};
+  found_ = {mean_loss, norm(), 0, 0};
   is_open_ = true;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Steps of windows that a loop elsewhere reads: gradients(), whatever that loop does between them, update().
+/// Computes the steps of another loop: gradients() of a window that the loop has read, then update().
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace qlorapp {
 
-/// One process, one model with an active adapter. Makes of a window what Trainer makes of it.
+/// For one process and one model with an active adapter. A step has the numbers of Trainer's.
 class StepRunner {
  public:
   /// Sets the model up as the options say.  @throws ValueError as Trainer.
@@ -34,7 +34,7 @@ class StepRunner {
   void take_gradients(const at::Tensor& mean_loss, int64_t micro_batches);
   /// The last window had no update so far.
   [[nodiscard]] bool is_open() const { return is_open_; }
-  /// What the last window gave. Tensors are on the device.
+  /// The results of the last window. Tensors are on the device.
   [[nodiscard]] const WindowGradients& found() const { return found_; }
 
   /// Clips and updates.  @returns false if the loss scale found an overflow: then nothing has changed.
@@ -51,6 +51,8 @@ class StepRunner {
   [[nodiscard]] TrainState& state() { return state_; }
 
  private:
+  [[nodiscard]] GradientNorm norm() const;
+
   std::shared_ptr<CausalLM> model_;
   TrainingArguments args_;
   TrainState state_;

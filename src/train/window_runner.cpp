@@ -18,7 +18,7 @@
 namespace qlorapp {
 namespace {
 
-/// What the passes of a window have reached, over all attempts at them.
+/// The progress of a window's passes, over all attempts.
 struct Progress {
   int64_t substeps_told = 0;  ///< Micro-batches whose end was reported; a retried window does not report it again.
   int64_t meetings = 0;       ///< Rendezvous between micro-batches so far; equal on all ranks, also after a retry.
@@ -120,6 +120,7 @@ void WindowRunner::run_worst_case(const Batch& largest) {
       break;
     } catch (const std::exception& error) {
       if (!ops::is_out_of_memory(error)) throw;
+      release_memory();
       refuse_if_sharded(window, error);
       make_room(window, error, again);
     }
@@ -159,7 +160,7 @@ WindowGradients WindowRunner::gradients(const MakeWindow& window, int64_t batche
       abandon(before);
       if (progress.in_callback || !ops::is_out_of_memory(error)) throw;
       if (ranks > 1 && progress.in_exchange) throw;  // the others went on
-      ops::release_cached_memory(model_.device());
+      release_memory();                              // forming the window again allocates
       const std::vector<Batch> taken = window();
       refuse_if_sharded(taken, error);
       make_room(taken, error, again);
@@ -216,9 +217,12 @@ void WindowRunner::refuse_if_sharded(std::span<const Batch> window, const std::e
               state_.global_step + 1, advice_when_full(model_, args_, longest_row(window)), first_line(error)));
 }
 
-void WindowRunner::make_room(std::span<const Batch> window, const std::exception& error, bool again) {
+void WindowRunner::release_memory() {
   if (graphs_) graphs_->clear();
   ops::release_cached_memory(model_.device());
+}
+
+void WindowRunner::make_room(std::span<const Batch> window, const std::exception& error, bool again) {
   const int64_t longest = longest_row(window);
   int64_t fullest = 0;
   for (const Batch& batch : window) {

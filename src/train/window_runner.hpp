@@ -24,7 +24,7 @@ namespace qlorapp {
 
 class WindowRunner {
  public:
-  /// What the caller of a step learns while it runs. Each may be empty.
+  /// Functions of the caller that a step calls while it runs. Each may be empty.
   struct Observer {
     std::function<void(TrainerEvent)> event;
     std::function<void()> poll;  ///< After each micro-batch.
@@ -66,7 +66,9 @@ class WindowRunner {
   /// What was under way is dropped: a checkpoint of the state continues with the same bits, and so does the window if it is taken again.
   void abandon(uint32_t micro_step);
   void refuse_if_sharded(std::span<const Batch> window, const std::exception& error) const;
-  /// After an allocation failed: gives cached memory back and lets micro-batches be taken in smaller parts.
+  /// After an allocation failed: releases recorded graphs and cached memory.
+  void release_memory();
+  /// Then: lets micro-batches be split into smaller parts.
   /// @param again  it failed before in this window.  @throws OutOfMemoryError if no part can be smaller.
   void make_room(std::span<const Batch> window, const std::exception& error, bool again);
 

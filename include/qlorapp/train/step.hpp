@@ -20,7 +20,7 @@
 
 namespace qlorapp {
 
-/// What the passes of a window left: gradients in run.arena, and these. Tensors stay on the device.
+/// The result of window_gradients(), beside the gradients in run.arena. Tensors stay on the device.
 struct WindowGradients {
   at::Tensor mean_loss;  ///< () floating, over all ranks: summed loss over the window's target tokens.
   GradientNorm norm;     ///< Of the unscaled gradients.

@@ -14,22 +14,18 @@ from .forward import EngineForward, engine_of
 from .rows import is_indexed, is_known
 from .training_arguments import for_cpp
 
-#: Methods that the C++ loop replaces. Only transformers' loop calls an overridden one.
-REPLACED = (
-    "training_step", "compute_loss", "compute_loss_context_manager", "autocast_smart_context_manager", "get_batch_samples",
-    "_get_num_items_in_batch", "_prepare_inputs", "_prepare_input", "_clip_grad_norm", "_get_grad_norm", "floating_point_ops",
-    "create_optimizer_and_scheduler", "create_optimizer", "create_scheduler", "get_optimizer_cls_and_kwargs", "get_decay_parameter_names",
-    "_get_learning_rate", "get_train_dataloader", "_get_dataloader", "_get_train_sampler", "_track_num_input_tokens", "_run_epoch",
-    "_prepare_for_training", "_wrap_model", "create_accelerator_and_postprocess", "set_initial_training_values",
-    "_has_mixed_mesh_grads", "_prepare_context_parallel_inputs",
-)  # fmt: skip
-#: Of these, what C++ does where transformers' loop gives it the windows.
+#: Methods of a step, which C++ replaces. Only transformers' loop calls an overridden one, and computes the steps.
 REPLACED_BY_WINDOWS = (
     "training_step", "compute_loss", "compute_loss_context_manager", "autocast_smart_context_manager", "get_batch_samples",
     "_get_num_items_in_batch", "_prepare_inputs", "_prepare_input", "_clip_grad_norm", "_get_grad_norm",
     "create_optimizer_and_scheduler", "create_optimizer", "get_optimizer_cls_and_kwargs", "get_decay_parameter_names",
     "_prepare_for_training", "_wrap_model", "create_accelerator_and_postprocess", "_has_mixed_mesh_grads",
     "_prepare_context_parallel_inputs",
+)  # fmt: skip
+#: Methods that the C++ loop replaces. Only transformers' loop calls an overridden one.
+REPLACED = (
+    *REPLACED_BY_WINDOWS, "floating_point_ops", "create_scheduler", "_get_learning_rate", "get_train_dataloader", "_get_dataloader",
+    "_get_train_sampler", "_track_num_input_tokens", "_run_epoch", "set_initial_training_values",
 )  # fmt: skip
 #: Modules whose methods the C++ loop knows.
 _KNOWN = (

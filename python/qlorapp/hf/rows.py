@@ -16,9 +16,10 @@ _OF_TRANSFORMERS = (
     transformers.DefaultDataCollator, transformers.DataCollatorWithPadding, transformers.DataCollatorForLanguageModeling,
     transformers.DataCollatorForSeq2Seq, transformers.DataCollatorWithFlattening,
 )  # fmt: skip
-#: Keys of batches: read here, or derived from position_ids.
+#: Keys of batches that are read here.
 _READ = {"input_ids", "labels", "attention_mask", "position_ids"}
-_REPEATED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "seq_lengths"}
+#: Keys of packed batches that repeat their position_ids.
+REPEATED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "seq_lengths"}
 _IGNORED = -100
 
 
@@ -127,7 +128,7 @@ def blank_tokens(tokenizer: Any, rows: list[Row]) -> list[int]:
 
 def rows_in(batch: Any) -> list[Row]:
     """The rows of a collated batch. @raises OtherRowsError if transformers would count labels that C++ does not see."""
-    if unknown := sorted(set(batch.keys()) - _READ - _REPEATED):
+    if unknown := sorted(set(batch.keys()) - _READ - REPEATED):
         raise OtherRowsError(f"batches have {', '.join(unknown)}")
     if "labels" not in batch:
         raise OtherRowsError("batches have no labels")

@@ -11,15 +11,13 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..optim import AdamW8bit
 from ..precision import own_dtypes
-from . import loop_predicate, passes, pristine
+from . import loop_predicate, passes, pristine, rows
 from .arena_optimizer import ArenaAdamW
 from .checkpoints import Mixed
 from .forward import engine_of
 from .training_arguments import for_cpp
-
-#: Keys of packed batches that repeat their position_ids.
-_REPEATED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "seq_lengths"}
 
 
 class Windows:
@@ -37,6 +35,8 @@ class Windows:
         #: The micro-batches under way, and whether none of them was given to training_step() yet.
         self.batches: list[Any] = []
         self.is_new = False
+        #: The loss of a window's other micro-batches: (), float64.
+        self.nothing = torch.zeros((), dtype=torch.float64)
         self._elements = base.num_parameters(exclude_embeddings=True)
         self._is_first = True
 
@@ -84,7 +84,7 @@ class Windows:
         """The batches for C++; None if transformers computes this window, which is logged."""
         found = []
         for batch in self.batches:
-            repeated = _REPEATED if batch.get("position_ids") is not None else set()
+            repeated = rows.REPEATED if batch.get("position_ids") is not None else set()
             given = {name: value for name, value in batch.items() if name not in repeated}
             reason = passes.beyond(self.engine, self.base, given) or passes.why_padding_counts(given)
             if not reason and given.get("labels") is None:
@@ -202,11 +202,10 @@ class WindowSteps(Mixed):
         windows = self._windows
         if windows is None or self.optimizer is not None:
             return super().create_optimizer(model)
-        args = self.args
-        options = {
-            "runner": windows.runner, "lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon,
-            "micro_batches": args.gradient_accumulation_steps, "as_bitsandbytes": "torch" not in str(getattr(args.optim, "value", args.optim)),
-        }  # fmt: skip
+        kind, given = self.get_optimizer_cls_and_kwargs(self.args, self.model)  # type: ignore[arg-type]
+        options = {name: given[name] for name in ("lr", "betas", "eps")}
+        options["as_bitsandbytes"] = issubclass(kind, AdamW8bit)
+        options |= {"runner": windows.runner, "micro_batches": self.args.gradient_accumulation_steps}
         self.optimizer_cls_and_kwargs = (ArenaAdamW, options)
         try:
             return super().create_optimizer(model)
@@ -247,8 +246,10 @@ class WindowSteps(Mixed):
         if before.dtype != torch.float64:
             before = self._tr_loss = before.double()
         if not windows.is_new:
-            return torch.zeros_like(before)
+            return windows.nothing
         loss = windows.compute(self, model).to(before.device)
+        if windows.nothing.device != before.device:
+            windows.nothing = torch.zeros_like(before)
         if self._filters:
             usual = before / (1 + self.state.global_step - self._globalstep_last_logged)
             loss = torch.where(torch.isfinite(loss), loss, usual)
