@@ -341,7 +341,7 @@ def test_a_dry_run_plans_once(root, tmp_path):
 # --- Hugging Face's own loop
 
 SCRIPT = """
-import json, os, sys
+import gc, json, os, sys
 import qlorapp, torch, transformers
 sys.path.insert(0, {tests!r})
 from tiny_trainer import NF4, rows, tokenizer
@@ -360,6 +360,8 @@ trainer.train()
 if trainer.is_world_process_zero():
     with open(os.path.join(out, "losses.json"), "w") as file:
         json.dump([entry["loss"] for entry in trainer.state.log_history if "loss" in entry], file)
+del trainer  # DistributedDataParallel holds the group
+gc.collect()
 if torch.distributed.is_initialized():  # or a thread of torch's Gloo may abort the process when Python ends
     torch.distributed.destroy_process_group()
 """
