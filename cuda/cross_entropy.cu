@@ -362,6 +362,55 @@ cudaError_t launch(Arguments<T> a, int64_t rows, Stream stream) {
   return cudaGetLastError();
 }
 
+/// The running maximum, sums of exponentials and of exponentials times logits, and the maximum before the target.
+struct Entropy {
+  float m = -FLT_MAX, sum = 0, weighted = 0, before = -FLT_MAX;
+
+  __device__ void add(float x, bool is_before) {
+    if (x > m) {
+      const float fade = expf(m - x);
+      sum *= fade;
+      weighted *= fade;
+      m = x;
+    }
+    const float e = expf(x - m);
+    sum += e;
+    weighted += e * x;
+    if (is_before) before = fmaxf(before, x);
+  }
+};
+
+template <class T, bool kPlain>
+__global__ void __launch_bounds__(kThreads, 1)
+    statistics_kernel(const Arguments<T> a, int packs, float* statistics, int64_t pitch) {
+  constexpr int n = kPack<T>;
+  const int64_t target = a.targets[blockIdx.x];
+  const int thread = static_cast<int>(threadIdx.x);
+  float* const entropy = statistics + blockIdx.x;
+  if (has_no_target(a, target)) {
+    if (thread == 0) entropy[0] = entropy[pitch] = 0.0F;
+    return;
+  }
+  const T* const logits = a.logits + static_cast<int64_t>(blockIdx.x) * a.stride;
+  const Shape<kPlain> shape{a.logit_factor, a.logit_cap};
+  Entropy mine;
+  for (int i = thread; i < packs; i += kThreads) {
+    float values[n];
+    unpack<T>(load_raw(logits + static_cast<int64_t>(i) * n), values);
+    shape.apply(values);
+#pragma unroll
+    for (int j = 0; j < n; ++j) mine.add(values[j], static_cast<int64_t>(i) * n + j < target);
+  }
+  for (int i = packs * n + thread; i < a.vocabulary; i += kThreads) mine.add(shape.value(widen(logits[i])), i < target);
+  const float m = across_block<Max>(mine.m, -FLT_MAX), before = across_block<Max>(mine.before, -FLT_MAX);
+  const float fade = expf(mine.m - m);
+  const float sum = across_block<Sum>(mine.sum * fade, 0.0F), weighted = across_block<Sum>(mine.weighted * fade, 0.0F);
+  if (thread != 0) return;
+  const float at_target = shape.value(widen(logits[target]));
+  entropy[0] = logf(sum) + (m - weighted / sum);
+  entropy[pitch] = at_target >= m && (target == 0 || at_target > before) ? 1.0F : 0.0F;
+}
+
 __global__ void sum_kernel(const float* losses, int64_t rows, float* total) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < rows; i += kThreads) sum += static_cast<double>(losses[i]);
@@ -411,6 +460,23 @@ cudaError_t cross_entropy(Float type, void* logits, int64_t stride, const int64_
     };
     const bool plain = logit_factor == 1.0F && logit_cap == 0.0F;
     return plain ? with.template operator()<true>() : with.template operator()<false>();
+  });
+}
+
+cudaError_t row_statistics(Float type, const void* logits, int64_t stride, const int64_t* targets, float* statistics, int64_t pitch,
+                           int64_t rows, int64_t vocabulary, float logit_factor, float logit_cap, Stream stream) {
+  if (rows == 0) return cudaSuccess;
+  return with_type(type, [&]<class T>(T) {
+    T* const read = const_cast<T*>(static_cast<const T*>(logits));  // not written to
+    const Arguments<T> a{read, stride, targets, nullptr, nullptr, vocabulary, 0, logit_factor, logit_cap};
+    const int packs = aligned(read, stride) ? static_cast<int>(vocabulary / kPack<T>) : 0;
+    const auto grid = static_cast<unsigned>(rows);
+    if (logit_factor == 1.0F && logit_cap == 0.0F) {
+      statistics_kernel<T, true><<<grid, kThreads, 0, stream>>>(a, packs, statistics, pitch);
+    } else {
+      statistics_kernel<T, false><<<grid, kThreads, 0, stream>>>(a, packs, statistics, pitch);
+    }
+    return cudaGetLastError();
   });
 }
 

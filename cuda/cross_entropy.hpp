@@ -26,6 +26,11 @@ namespace qlorapp::cuda {
 cudaError_t cross_entropy(Float type, void* logits, int64_t stride, const int64_t* targets, float* losses, const float* grad_scale,
                           bool gradient, int64_t rows, int64_t vocabulary, float logit_factor, float logit_cap, Stream stream);
 
+/// Of each row of logits, before cross_entropy() writes over them: statistics[r] = −Σ p·log p, and statistics[pitch + r] = 1 if its target is
+/// the first of the highest logits, else 0. Both 0 without a target below `vocabulary`. Reads the logits once more.
+cudaError_t row_statistics(Float type, const void* logits, int64_t stride, const int64_t* targets, float* statistics, int64_t pitch,
+                           int64_t rows, int64_t vocabulary, float logit_factor, float logit_cap, Stream stream);
+
 /// *total = Σ losses, added up in double in one fixed order.
 cudaError_t sum_losses(const float* losses, int64_t rows, float* total, Stream stream);
 

@@ -353,9 +353,18 @@ class SamplingOptions:
 
 class StepRunner:
     """src/train/step_runner.hpp"""
-    def __init__(self, model: CausalLM, arguments_json: str) -> None: ...
-    def gradients(self, window: collections.abc.Sequence[UnpaddedBatch]) -> None:
-        """Forward and backward of a step's micro-batches."""
+    def __init__(self, model: CausalLM, arguments_json: str, token_statistics: bool=False, group: str='', longest_row: typing.SupportsInt=0) -> None:
+        """group: the name of a process group of torch.distributed whose ranks train together. longest_row: in tokens, for a memory_budget; 0: max_length."""
+    def arguments(self) -> str:
+        """As JSON: those that were given, with what a memory_budget chose."""
+    def run_worst_case(self, largest: UnpaddedBatch) -> None:
+        """Forward and backward without an update: memory runs out here if it ever does."""
+    def gradients(self, window: collections.abc.Sequence[UnpaddedBatch], stop_now: collections.abc.Callable[[], bool]=None) -> bool:
+        """Forward and backward of a step's micro-batches. False if stop_now() was true on a rank between two of them: then nothing has changed."""
+    def sum(self, values: collections.abc.Sequence[typing.SupportsInt]) -> list[int]:
+        """Over the ranks. Synchronizes."""
+    def report_failure(self, why: str) -> None:
+        """Ends the other ranks with the same message."""
     def take_gradients(self, mean_loss: torch.Tensor, micro_batches: typing.SupportsInt) -> None:
         """The same for gradients, times scale(), that a backward pass has left in the parameters' .grad."""
     def update(self, rate: typing.SupportsFloat) -> bool:
@@ -375,6 +384,12 @@ class StepRunner:
     @property
     def mean_loss(self) -> torch.Tensor:
         """() of the last window, on the device."""
+    @property
+    def input_tokens(self) -> int:
+        """Of the last window."""
+    @property
+    def token_statistics(self) -> torch.Tensor:
+        """(micro-batches, 3) float32 of the last window, on the device: the summed entropy of the predictions, how many targets are the most probable token, and how many there are. None unless they were asked for."""
     @property
     def grad_norm(self) -> torch.Tensor:
         """() before clipping, on the device."""

@@ -109,8 +109,9 @@ void AdapterArena::adopt_parameter(int64_t i, const at::Tensor& parameter) {
                       "[adapter] a parameter must keep the memory of the arena; '{}' has other memory, shape or dtype. Copy values "
                       "into it in place instead of replacing it.",
                       entries_[static_cast<size_t>(i)].name);
-  at::Tensor adopted = parameter;
-  adopted.mutable_grad() = gradient(i);
+  at::Tensor adopted = parameter, slice = gradient(i);
+  if (adopted.grad().defined()) slice.copy_(adopted.grad());  // of passes before, which a step may have begun with
+  adopted.mutable_grad() = slice;
   parameters_[static_cast<size_t>(i)] = adopted;
 }
 

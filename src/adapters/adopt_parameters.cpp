@@ -32,9 +32,8 @@ AdapterArena adopt_parameters(const std::vector<std::pair<std::string, at::Tenso
   AdapterArena arena(std::move(names_and_shapes), leaves.front().device());
   for (int64_t i = 0; i < arena.size(); ++i) {
     at::Tensor& leaf = leaves[static_cast<size_t>(i)];
-    const at::Tensor slice = arena.parameter(i).detach(), gradient = leaf.grad();
+    const at::Tensor slice = arena.parameter(i).detach();
     slice.copy_(leaf.detach());
-    if (gradient.defined()) arena.gradient(i).copy_(gradient);
     leaf.set_data(slice);
     arena.adopt_parameter(i, leaf);
   }

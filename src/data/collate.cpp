@@ -38,15 +38,16 @@ class BatchBuilder {
   /// Before anything is on a device, where a wrong id could only become NaN.
   void check_vocabulary(int64_t size) const {
     for (const int64_t token : tokens_) {
-      QLORAPP_CHECK_VALUE(token >= 0 && token < size,
-                          "[unpad] token ids must be from 0 to {}, the vocabulary's last; got {}. Use the tokenizer of this model, "
-                          "or a model whose embeddings were resized for it.",
-                          size - 1, token);
+      TORCH_CHECK_INDEX(
+          token >= 0 && token < size,
+          message("[unpad] token ids must be from 0 to {}, the vocabulary's last; got {}. Use the tokenizer of this model, "
+                  "or a model whose embeddings were resized for it.",
+                  size - 1, token));
     }
     for (const int64_t target : targets_) {
-      QLORAPP_CHECK_VALUE(target == Batch::kIgnoredTarget || (target >= 0 && target < size),
-                          "[unpad] labels must be {} (ignored) or from 0 to {}, the vocabulary's last; got {}.",
-                          int64_t{Batch::kIgnoredTarget}, size - 1, target);
+      TORCH_CHECK_INDEX(target == Batch::kIgnoredTarget || (target >= 0 && target < size),
+                        message("[unpad] labels must be {} (ignored) or from 0 to {}, the vocabulary's last; got {}.",
+                                int64_t{Batch::kIgnoredTarget}, size - 1, target));
     }
   }
 

@@ -55,20 +55,22 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
   for (size_t i = 0; i < segments.size(); ++i) x = run_segment(decoder, segments[i], x, context, &saved[i]);
 
   ops::mark_phase(ops::MemoryPhase::kLoss);
-  at::Tensor loss;
+  LossSum sum{.loss = {}, .targets = batch.target_count};
+  if (settings_.token_statistics()) sum.statistics = at::zeros({2}, x.options().dtype(at::kFloat));
+  const auto statistics = sum.statistics.defined() ? std::optional(sum.statistics) : std::nullopt;
   Wide dx;
   {
     auto [normed, rstd] = decoder_->last_norm(x);
     at::Tensor dnormed;
     if (adapters_.trained_head().defined()) {
       HeadPass pass = trained_head_pass(normed, adapters_.head(), batch.targets, decoder.logit_rule(), grad_scale,
-                                        set.arena.gradient(set.lm_head), batch.target_count);
-      loss = std::move(pass.loss);
+                                        set.arena.gradient(set.lm_head), batch.target_count, statistics);
+      sum.loss = std::move(pass.loss);
       dnormed = std::move(pass.grad_hidden);
     } else {
-      std::tie(loss, dnormed) =
-          ops::linear_cross_entropy(normed, decoder.lm_head(), batch.targets, grad_scale,
-                                    /*need_gradient=*/true, settings_.loss_chunk_rows(), batch.target_count, decoder.logit_rule());
+      std::tie(sum.loss, dnormed) = ops::linear_cross_entropy(normed, decoder.lm_head(), batch.targets, grad_scale,
+                                                              /*need_gradient=*/true, settings_.loss_chunk_rows(),
+                                                              batch.target_count, decoder.logit_rule(), statistics);
     }
     normed.reset();
     dx = {ops::rms_norm_backward(dnormed, x, decoder.norm_weight(), rstd, config().family->norm_rule), config().hidden_size};
@@ -91,7 +93,7 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
     if (const double factor = decoder.embedding_factor(); factor != 1) rows = rows * factor;
     if (!table.is_meta()) gradient.index_put_({batch.tokens}, rows, /*accumulate=*/true);
   }
-  return {loss, batch.target_count};
+  return sum;
 }
 
 at::Tensor CausalLM::hidden_states(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) {

@@ -47,7 +47,8 @@ bool is_planned_for_cpu(const at::Tensor& tensor) {
 }  // namespace
 
 HeadPass trained_head_pass(const at::Tensor& hidden_in, const at::Tensor& head, const at::Tensor& targets_in, ops::LogitRule logits,
-                           const std::optional<at::Tensor>& grad_scale, const at::Tensor& head_gradient, int64_t target_count) {
+                           const std::optional<at::Tensor>& grad_scale, const at::Tensor& head_gradient, int64_t target_count,
+                           const std::optional<at::Tensor>& statistics) {
   const at::NoGradGuard no_grad;
   at::Tensor rows, hidden = hidden_in.detach().contiguous(), targets = targets_in;
   if (hidden.is_cpu()) {
@@ -74,9 +75,11 @@ HeadPass trained_head_pass(const at::Tensor& hidden_in, const at::Tensor& head, 
       slope = 1 - capped.to(wide).square();
       z = capped * logits.cap;
     }
+    if (statistics) statistics->select(0, 1).add_(z.argmax(1).eq(target).sum());
     at::Tensor log_probabilities = at::_log_softmax(z.to(wide), 1, /*half_to_float=*/false);
     z.reset();
     total.sub_((log_probabilities.gather(1, index).squeeze(1) * weight).sum(at::kDouble));
+    if (statistics) statistics->select(0, 0).sub_(((log_probabilities.exp() * log_probabilities).sum(1) * weight).sum());
     if (grad_scale && grad_scale->defined()) weight.mul_(grad_scale->to(wide));
     at::Tensor gradient = log_probabilities.exp_();
     gradient.scatter_add_(1, index, at::full_like(index, -1, gradient.options()));

@@ -24,9 +24,11 @@ struct HeadPass {
 /// @param hidden  (M, D).  @param head  (V, D), dtype of hidden.  @param targets  int64 (M), in [0, V) or negative.
 /// @param grad_scale  () float32, or nothing for 1.  @param head_gradient  (V, D) float32; added to.
 /// @param target_count  rows with a target, for a plan, whose targets have no values; -1: all.
+/// @param statistics  as ops/cross_entropy.hpp's: added to.
 [[nodiscard]] HeadPass trained_head_pass(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
                                          ops::LogitRule logits, const std::optional<at::Tensor>& grad_scale,
-                                         const at::Tensor& head_gradient, int64_t target_count = -1);
+                                         const at::Tensor& head_gradient, int64_t target_count = -1,
+                                         const std::optional<at::Tensor>& statistics = std::nullopt);
 
 /// The summed loss on an autograd graph over hidden and `master`, the float32 (V, D) leaf of the head.
 [[nodiscard]] at::Tensor trained_head_loss(const at::Tensor& hidden, const at::Tensor& master, const at::Tensor& targets,

@@ -12,6 +12,7 @@
 /// Source: Hsu et al. 2024, arXiv:2410.10989 §3.2 (gradient in the forward pass).
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <tuple>
 
@@ -29,12 +30,15 @@ namespace qlorapp::ops {
 /// target_count is the number of targets >= 0, or -1 if the caller does not know it. A GPU leaves ignored rows out only if it is
 /// given, because counting would synchronize; without it they are computed and weighed by nothing. A wrong count throws on the CPU
 /// and makes the loss NaN on a GPU. Nothing synchronizes.
+/// statistics, float32 (2), is added to: the sum of the entropies −Σ p·log p of the rows' distributions, and the number of rows whose target
+/// has the highest logit, the first of equal ones. Those of TRL's SFTTrainer.
 /// Throws ValueError naming index and vocabulary for a target >= V (on a GPU: the loss becomes NaN, the gradient of the row
 /// 0), and on shapes that do not fit.
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                                         const at::Tensor& targets,
                                                         const std::optional<at::Tensor>& grad_scale = std::nullopt,
                                                         bool need_gradient = true, int64_t chunk_rows = 512,
-                                                        int64_t target_count = -1, LogitRule logits = {});
+                                                        int64_t target_count = -1, LogitRule logits = {},
+                                                        const std::optional<at::Tensor>& statistics = std::nullopt);
 
 }  // namespace qlorapp::ops

@@ -70,10 +70,11 @@ struct CrossEntropyBuffers {
   at::Tensor losses, total;  ///< float32 (count) and ().
   at::Tensor logits;         ///< (chunk, V); its rows begin at multiples of 16 bytes.
   at::Tensor rows;           ///< (chunk, D) of hidden; undefined if all rows are computed.
+  at::Tensor statistics;     ///< float32 (2, count), undefined if not asked for.
   int64_t chunk = 0;
 
   CrossEntropyBuffers(const at::Tensor& hidden, int64_t vocabulary, const at::TensorOptions& target_options, int64_t count,
-                      int64_t chunk_rows, bool need_gradient)
+                      int64_t chunk_rows, bool need_gradient, bool has_statistics)
       : chunk(std::min(chunk_rows, count)) {
     const bool everything = count == hidden.size(0);
     if (!everything) {
@@ -86,6 +87,7 @@ struct CrossEntropyBuffers {
     const MemoryUseScope use(MemoryUse::kLogits);
     losses = at::empty({count}, hidden.options().dtype(at::kFloat));
     total = at::empty({}, losses.options());
+    if (has_statistics) statistics = at::empty({2, count}, losses.options());
     logits = at::empty({chunk, padded(vocabulary)}, hidden.options()).narrow(1, 0, vocabulary);
     if (!everything) rows = at::empty({chunk, hidden.size(1)}, hidden.options());
   }

@@ -140,10 +140,12 @@ Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, a
 }
 
 Two linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets, const std::optional<Tensor>& grad_scale,
-                         bool need_gradient, int64_t chunk_rows, int64_t target_count, LogitRule logits) {
+                         bool need_gradient, int64_t chunk_rows, int64_t target_count, LogitRule logits,
+                         const std::optional<Tensor>& statistics) {
   static const auto op = Operator<Two(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool, int64_t,
-                                      int64_t, double, double)>("qlorapp::linear_cross_entropy");
-  return op.call(hidden, weight, targets, grad_scale, need_gradient, chunk_rows, target_count, logits.factor, logits.cap);
+                                      int64_t, double, double, const std::optional<Tensor>&)>("qlorapp::linear_cross_entropy");
+  return op.call(hidden, weight, targets, grad_scale, need_gradient, chunk_rows, target_count, logits.factor, logits.cap,
+                 statistics);
 }
 
 }  // namespace qlorapp::ops

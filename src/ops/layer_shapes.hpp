@@ -242,7 +242,8 @@ inline void check_embedding(std::string_view op, const at::Tensor& weight, const
 }
 
 inline void check_linear_cross_entropy(std::string_view op, const at::Tensor& hidden, const at::Tensor& weight,
-                                       const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale, int64_t chunk_rows) {
+                                       const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
+                                       const std::optional<at::Tensor>& statistics, int64_t chunk_rows) {
   check_floating(op, "hidden", hidden);
   check_alike(op, "weight", weight, "hidden", hidden);
   TORCH_CHECK_VALUE(hidden.dim() == 2 && weight.dim() == 2 && hidden.sym_size(1) == weight.sym_size(1) && weight.sym_size(0) > 0,
@@ -257,6 +258,11 @@ inline void check_linear_cross_entropy(std::string_view op, const at::Tensor& hi
     TORCH_CHECK_VALUE(grad_scale->sym_numel() == 1, "[", op, "] grad_scale must hold one number; got ", grad_scale->sym_sizes(),
                       ". Pass a 0-d tensor.");
   }
+  if (!statistics.has_value()) return;
+  TORCH_CHECK_VALUE(statistics->dim() == 1 && statistics->sym_size(0) == 2 && statistics->scalar_type() == at::kFloat &&
+                        statistics->device() == hidden.device(),
+                    "[", op, "] statistics must be float32 (2) on the device of hidden; got ", statistics->scalar_type(), " ",
+                    statistics->sym_sizes(), " on ", statistics->device(), ". Pass torch.zeros(2, device=hidden.device).");
 }
 
 }  // namespace qlorapp::ops

@@ -114,9 +114,10 @@ TORCH_LIBRARY(qlorapp, m) {
   // dtype of hidden, formed chunk_rows rows at a time so that the logits never exist as a whole. Empty unless need_gradient.
   // target_count: how many targets are >= 0, if the caller knows; a GPU then leaves the other rows out without asking.
   // Logits are z = logit_factor · product, then cap · tanh(z / cap) if there is a logit_cap.
+  // statistics, float32 (2), is added to: the sum of the rows' entropies; the rows whose target is the first highest logit.
   m.def(
       "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, Tensor? grad_scale=None, bool need_gradient=True, "
-      "int chunk_rows=512, int target_count=-1, float logit_factor=1.0, float logit_cap=0.0) "
+      "int chunk_rows=512, int target_count=-1, float logit_factor=1.0, float logit_cap=0.0, Tensor(a!)? statistics=None) "
       "-> (Tensor loss_sum, Tensor grad_hidden)");
 
   // x · mask / (1 - p); the mask is a pure function of (seed, micro_step, site, element index): core/philox.hpp.

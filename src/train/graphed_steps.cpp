@@ -61,14 +61,14 @@ LossSum GraphedSteps::record(Shape& shape, const Batch& batch, const at::Tensor&
       model_.device(),
       [&] {
         LossSum sum = model_.forward_backward(shape.batch, shape.grad_scale, key);
-        shape.loss = sum.loss;
+        shape.sum = sum;
         if (!result.loss.defined()) result = std::move(sum);
       },
       &why);
   shape.rotations = model_.decoder().rope().last();
   if (shape.graph == nullptr) {
     shape.refused = true;
-    shape.loss.reset();
+    shape.sum = {};
     log_warning_once(message("[trainer] cuda_graphs: a micro-step could not be recorded and runs without a graph ({}).", why));
   }
   return result;
@@ -92,7 +92,10 @@ LossSum GraphedSteps::forward_backward(const Batch& batch, const at::Tensor& gra
   shape.grad_scale.copy_(grad_scale);
   shape.graph->replay();
   ++replayed_;
-  return {shape.loss.clone(), batch.target_count};  // the next replay of any graph writes over it
+  LossSum sum = shape.sum;  // the next replay of any graph writes over it
+  sum.loss = sum.loss.clone();
+  if (sum.statistics.defined()) sum.statistics = sum.statistics.clone();
+  return sum;
 }
 
 }  // namespace qlorapp

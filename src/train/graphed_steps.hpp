@@ -53,7 +53,8 @@ class GraphedSteps {
     int64_t seen = 0;
     bool refused = false;  ///< It could not be recorded.
     Batch batch;           ///< What the graph reads.
-    at::Tensor grad_scale, loss;
+    at::Tensor grad_scale;
+    LossSum sum;
     std::vector<Rotation> rotations;  ///< Of it, too: the model may replace its tables by longer ones.
     std::unique_ptr<ops::LaunchGraph> graph;
   };

@@ -10,7 +10,6 @@
 #include "format/config_json.hpp"
 #include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/train/plan_run.hpp"
 
@@ -41,6 +40,17 @@ GradScaler::Options scaler_options(at::Device device, bool computes_in_half, con
 
 TrainState new_state(CausalLM& model, const TrainingArguments& args) {
   return {model.arena(), optimizer_options(args), scaler_options(model.device(), model.dtype() == at::kHalf, args)};
+}
+
+void meet_ranks(Communicator& ranks, CausalLM& model, const TrainingArguments& args) {
+  check_same_on_all(ranks, "version of qlorapp", QLORAPP_VERSION);
+  TrainingArguments compared = args;
+  compared.output_dir.clear();  // may be another path to the same folder
+  compared.use_cpu = model.device().is_cpu();
+  check_same_on_all(ranks, "options", format::to_json(compared).dump());
+  check_same_on_all(ranks, "device type", c10::DeviceTypeName(model.device().type(), /*lower_case=*/true));
+  check_same_on_all(ranks, "adapter layout", message("{}", model.arena().values().numel()));
+  ranks.broadcast(model.arena().values(), 0).wait();
 }
 
 void take_options(TrainState& state, const TrainingArguments& args) {

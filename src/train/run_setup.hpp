@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/train/train_state.hpp"
 #include "qlorapp/train/training_arguments.hpp"
@@ -12,6 +13,10 @@ namespace qlorapp {
 
 /// A state at its beginning, with the optimizer and the loss scale of these options.
 [[nodiscard]] TrainState new_state(CausalLM& model, const TrainingArguments& args);
+
+/// Before the first step of several ranks: what would make them compute different things is refused, and they begin with rank 0's adapter.
+/// @throws ValueError on all ranks if versions, options, device types or adapters differ.
+void meet_ranks(Communicator& ranks, CausalLM& model, const TrainingArguments& args);
 
 /// The other options of a step: rate and schedule, clipping, seed, how targets and gradients are summed.
 void take_options(TrainState& state, const TrainingArguments& args);

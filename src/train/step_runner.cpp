@@ -3,51 +3,84 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <string>
 #include <utility>
 
 #include "core/check.hpp"
+#include "nn/decoder.hpp"
 #include "qlorapp/train/clip.hpp"
 #include "train/run_setup.hpp"
 
 namespace qlorapp {
 namespace {
 
-/// Rows are not known before they come.
-TrainingArguments& set_up(CausalLM& model, TrainState& state, TrainingArguments& args) {
+/// A rank has asked all to stop.
+struct Stopped {};
+
+TrainingArguments& set_up(CausalLM& model, TrainState& state, TrainingArguments& args, StepRunner::Options options) {
   args.validate();
+  state.ranks = model.decoder().ranks() ? model.decoder().ranks() : std::move(options.ranks);
+  if (state.ranks && state.ranks->size() > 1) {
+    state.ranks->set_timeout(std::chrono::seconds{args.ddp_timeout});
+    meet_ranks(*state.ranks, model, args);
+  }
   take_options(state, args);
-  set_up_model(model, args, state, args.max_length, /*evaluates=*/false);
+  set_up_model(model, args, state, options.longest_row > 0 ? options.longest_row : args.max_length, /*evaluates=*/false);
   return args;
 }
 
+/// Whoever trains the model next has not asked for them.
+struct CountsTokenStatistics {
+  CountsTokenStatistics(StepSettings& of, bool wanted) : settings(of) { settings.set_token_statistics(wanted); }
+  ~CountsTokenStatistics() { settings.set_token_statistics(false); }
+  CountsTokenStatistics(const CountsTokenStatistics&) = delete;
+  CountsTokenStatistics& operator=(const CountsTokenStatistics&) = delete;
+
+  StepSettings& settings;
+};
+
 }  // namespace
 
-StepRunner::StepRunner(std::shared_ptr<CausalLM> model, TrainingArguments args)
+StepRunner::StepRunner(std::shared_ptr<CausalLM> model, TrainingArguments args, Options options)
     : model_(std::move(model)),
       args_(std::move(args)),
       state_(new_state(*model_, args_)),
-      runner_(*model_, state_, set_up(*model_, state_, args_), /*evaluates=*/false) {}
+      runner_(*model_, state_, set_up(*model_, state_, args_, options), /*evaluates=*/false),
+      token_statistics_(options.token_statistics) {}
 
 GradientNorm StepRunner::norm() const { return gradient_norm(*state_.arena, state_.scaler.inverse_scale(), state_.max_grad_norm); }
 
-void StepRunner::gradients(std::span<const Batch> window) {
+bool StepRunner::gradients(std::span<const Batch> window, const std::function<bool()>& stop_now) {
   window_.clear();
   for (const Batch& batch : window) window_.push_back(batch.to(at::kCPU));
   const at::Tensor before = is_open_ ? state_.arena->gradients().clone() : at::Tensor();
   first_micro_step_ = state_.micro_step;
-  found_ = runner_.gradients([this] { return window_; }, std::ssize(window_), {});
+  WindowRunner::Observer observer;
+  if (rank_count() > 1 && stop_now) {
+    observer.meet = [&] {
+      if (any_of(*state_.ranks, stop_now())) throw Stopped{};
+    };
+  }
+  try {
+    const CountsTokenStatistics counts(model_->settings(), token_statistics_);
+    found_ = runner_.gradients([this] { return window_; }, std::ssize(window_) * rank_count(), observer);
+  } catch (const Stopped&) { return false; }
   is_open_ = true;
-  if (!before.defined()) return;
-  at::Tensor gradients = state_.arena->gradients();
-  gradients.add_(before);
-  found_.norm = norm();
+  if (before.defined()) {
+    at::Tensor gradients = state_.arena->gradients();
+    gradients.add_(before);
+    found_.norm = norm();
+  }
+  return true;
 }
 
 void StepRunner::take_gradients(const at::Tensor& mean_loss, int64_t micro_batches) {
   window_.clear();
-  state_.micro_step += static_cast<uint32_t>(micro_batches);
-  found_ = {mean_loss, norm(), 0, 0};
+  state_.micro_step += static_cast<uint32_t>(micro_batches * rank_count());
+  at::Tensor loss = mean_loss;
+  SharedStep(state_, {}).sum_gradients_and(loss);
+  found_ = {.mean_loss = loss, .norm = norm()};
   is_open_ = true;
 }
 
@@ -69,7 +102,19 @@ bool StepRunner::update(double rate) {
   return report.stepped;
 }
 
-void StepRunner::read() { unread_.read_into(state_, args_.on_non_finite == "skip", trend_); }
+std::vector<int64_t> StepRunner::sum(std::vector<int64_t> values) {
+  return rank_count() == 1 ? values : sum_over(*state_.ranks, std::move(values));
+}
+
+void StepRunner::report_failure(const std::string& why) {
+  if (rank_count() > 1) state_.ranks->report_failure(why);
+}
+
+void StepRunner::read() {
+  // Of the hosts: a rank that hangs is named, before a GPU waits for it.
+  if (rank_count() > 1 && model_->device().is_cuda()) state_.ranks->barrier();
+  unread_.read_into(state_, args_.on_non_finite == "skip", trend_);
+}
 
 at::Tensor StepRunner::scale() { return state_.scaler.scale(at::ones({}, state_.arena->values().options())); }
 

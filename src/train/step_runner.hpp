@@ -3,12 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/nn/batch.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/train/step.hpp"
@@ -19,18 +23,28 @@
 
 namespace qlorapp {
 
-/// For one process and one model with an active adapter. A step has the numbers of Trainer's.
+/// For one model with an active adapter. A step has the numbers of Trainer's. Of several ranks each has its own part of a window, of as many
+/// micro-batches as the others', and makes the same calls.
 class StepRunner {
  public:
-  /// Sets the model up as the options say.  @throws ValueError as Trainer.
-  StepRunner(std::shared_ptr<CausalLM> model, TrainingArguments args);
+  struct Options {
+    bool token_statistics = false;                  ///< found() has them, of gradients().
+    std::shared_ptr<Communicator> ranks = nullptr;  ///< Null: one process, or the ranks of a base that is divided.
+    int64_t longest_row = 0;                        ///< In tokens, for plans; 0: args.max_length.
+  };
+  /// Sets the model up as the options say. Ranks begin with rank 0's adapter.
+  /// @throws ValueError as Trainer; on all ranks if versions, arguments, device types or adapters differ.
+  StepRunner(std::shared_ptr<CausalLM> model, TrainingArguments args, Options options);
+  StepRunner(std::shared_ptr<CausalLM> model, TrainingArguments args) : StepRunner(std::move(model), std::move(args), Options()) {}
 
   /// Forward and backward of a step's micro-batches, on the host or the model's device, each weighed by the targets of all. A window that
   /// ran out of memory is taken again in smaller parts. Leaves gradients, times the loss scale, in the arena: those of a window that had no
   /// update stay in them, as in a loop over torch's.
-  void gradients(std::span<const Batch> window);
-  /// The same for gradients, times scale(), that another backward pass has left in the arena.
-  /// @param mean_loss  (), of the window.  @param micro_batches  that it had, for the key of dropout masks.
+  /// @param stop_now  asked by several ranks between two micro-batches; may be empty.
+  /// @returns false if one of them said so: the state is that before the window.
+  bool gradients(std::span<const Batch> window, const std::function<bool()>& stop_now = {});
+  /// The same for gradients, times scale(), that another backward pass has left in the arena, of this rank.
+  /// @param mean_loss  (), this rank's part of the window's.  @param micro_batches  of this rank, for the key of dropout masks.
   void take_gradients(const at::Tensor& mean_loss, int64_t micro_batches);
   /// The last window had no update so far.
   [[nodiscard]] bool is_open() const { return is_open_; }
@@ -40,8 +54,19 @@ class StepRunner {
   /// Clips and updates.  @returns false if the loss scale found an overflow: then nothing has changed.
   /// @throws TrainingDiverged as read(): on a CPU here, on a GPU at every 256th step; LossScaleExhausted; ValueError without a window.
   bool update(double rate);
+  /// Sums over the ranks; `values` as they are for one process. Synchronizes.
+  [[nodiscard]] std::vector<int64_t> sum(std::vector<int64_t> values);
+  /// Tells the other ranks why this one ends.
+  void report_failure(const std::string& why);
+
   /// @throws TrainingDiverged if gradients of a step since the last call were not finite. Synchronizes.
   void read();
+
+  /// As they were given, with what a budget chose.
+  [[nodiscard]] const TrainingArguments& arguments() const { return args_; }
+  /// Forward and backward of the largest micro-batch that can come, without an update: memory runs out here if it ever does.
+  /// @throws OutOfMemoryError as gradients().
+  void run_worst_case(const Batch& largest) { runner_.run_worst_case(largest); }
 
   /// Frees the recorded steps of cuda_graphs.
   void clear_graphs() { runner_.clear_graphs(); }
@@ -52,11 +77,13 @@ class StepRunner {
 
  private:
   [[nodiscard]] GradientNorm norm() const;
+  [[nodiscard]] int64_t rank_count() const { return state_.ranks ? state_.ranks->size() : 1; }
 
   std::shared_ptr<CausalLM> model_;
   TrainingArguments args_;
   TrainState state_;
   WindowRunner runner_;
+  bool token_statistics_;
   std::vector<Batch> window_;  ///< On the host, for the diagnosis.
   WindowGradients found_;
   uint32_t first_micro_step_ = 0;  ///< Of the window.

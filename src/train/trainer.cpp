@@ -128,24 +128,16 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   check_ranks();
 }
 
-/// Before the first step: what would make ranks compute different things, or wait for each other for ever.
 void Trainer::check_ranks() {
   if (rank_count() == 1) return;
   Communicator& ranks = *state_.ranks;
-  check_same_on_all(ranks, "version of qlorapp", QLORAPP_VERSION);
-  TrainingArguments compared = args_;
-  compared.output_dir.clear();  // may be another path to the same folder
-  compared.use_cpu = device().is_cpu();
-  check_same_on_all(ranks, "options", format::to_json(compared).dump());
-  check_same_on_all(ranks, "device type", state_.inputs.device);
+  meet_ranks(ranks, *model_, args_);
   check_same_on_all(ranks, "base model (fingerprint)", message("{:016x}", state_.inputs.base));
   std::string fields;
   for (const auto& [name, value] : state_.inputs.base_config) fields += message("{} {}; ", name, value);
   check_same_on_all(ranks, "config.json of the base", fields);
   check_same_on_all(ranks, "training data (fingerprint)", message("{:016x}", state_.inputs.train_data));
   check_same_on_all(ranks, "evaluation data (fingerprint)", message("{:016x}", state_.inputs.eval_data));
-  check_same_on_all(ranks, "adapter layout", message("{}", model_->arena().values().numel()));
-  ranks.broadcast(model_->arena().values(), 0).wait();
 }
 
 Trainer::~Trainer() = default;

@@ -8,6 +8,7 @@
 #include "catch.hpp"
 #include "nn/tiny_block.hpp"
 #include "nn/tiny_model.hpp"
+#include "ops/cross_entropy.hpp"
 #include "reference/layers.hpp"
 
 using namespace qlorapp;
@@ -26,7 +27,12 @@ TEST_CASE("a trained head's loss and gradients equal those of whole logits in do
 
   const at::Tensor on_hidden = hidden.to(device), on_head = head.to(device), on_targets = targets.to(device);
   at::Tensor head_gradient = at::ones_like(on_head);  // added to
-  const HeadPass pass = trained_head_pass(on_hidden, on_head, on_targets, {}, at::full({}, 0.5, on_head.options()), head_gradient);
+  const at::Tensor statistics = at::zeros({2}, on_head.options());
+  const HeadPass pass =
+      trained_head_pass(on_hidden, on_head, on_targets, {}, at::full({}, 0.5, on_head.options()), head_gradient, -1, statistics);
+  const at::Tensor of_op = at::zeros({2}, on_head.options());
+  ops::linear_cross_entropy(on_hidden, on_head, on_targets, std::nullopt, false, 512, -1, {}, of_op);
+  REQUIRE(at::allclose(statistics, of_op, 1e-5, 1e-5));
   REQUIRE(std::abs(pass.loss.item<double>() - wanted.loss) < 1e-5 * wanted.loss);
   REQUIRE(tiny::relative_error(pass.grad_hidden, d_hidden * 0.5) < 2e-6);
   REQUIRE(tiny::relative_error(head_gradient - 1, d_head * 0.5) < 2e-6);

@@ -31,6 +31,39 @@ TEST_CASE("linear_cross_entropy and its gradient are the formulas in double prec
   }
 }
 
+TEST_CASE("statistics are the entropies of the rows and the targets that are the first highest logit", "[ops][cpu]") {
+  at::manual_seed(5);
+  const auto dtype = GENERATE(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf);
+  const int64_t rows = 40, vocabulary = GENERATE(1, 37, 301), chunk = GENERATE(3, 512);
+  const double factor = GENERATE(1.0, 0.25), cap = GENERATE(0.0, 3.0);
+  const bool gradient = GENERATE(false, true);
+  // Half units: many rows have their highest logit twice. The head is the identity, so that logits are exact.
+  const at::Tensor logits = (at::randn({rows, vocabulary}) * 4).round() / 2;
+  at::Tensor targets = at::randint(vocabulary, {rows}, at::kLong);
+  targets.slice(0, 0, 20) = logits.slice(0, 0, 20).argmax(1);
+  for (int64_t r = 20; r < 30; ++r) targets[r] = vocabulary - 1 - logits[r].flip(0).argmax().item<int64_t>();  // the last highest
+  for (int64_t r = 1; r < rows; r += 4) targets[r] = -100;
+
+  at::Tensor shaped = logits.to(at::kDouble) * factor;
+  if (cap != 0) shaped = (shaped / cap).tanh() * cap;
+  const at::Tensor kept = targets.ge(0), log_p = shaped.log_softmax(1);
+  const double entropy = -((log_p.exp() * log_p).sum(1) * kept).sum().item<double>();
+  const auto correct = logits.argmax(1).eq(targets).sum().item<double>();
+
+  const at::Tensor statistics = at::full({2}, 7.0, at::kFloat);  // added to
+  const at::Tensor head = at::eye(vocabulary, at::TensorOptions().dtype(dtype));
+  const auto with =
+      ops::linear_cross_entropy(logits.to(dtype), head, targets, std::nullopt, gradient, chunk, -1, {factor, cap}, statistics);
+  REQUIRE(std::abs(statistics[0].item<double>() - 7 - entropy) <= 1e-5 * std::max(1.0, entropy));
+  REQUIRE(statistics[1].item<double>() - 7 == correct);
+  const auto without = ops::linear_cross_entropy(logits.to(dtype), head, targets, std::nullopt, gradient, chunk, -1, {factor, cap});
+  REQUIRE((at::equal(std::get<0>(with), std::get<0>(without)) && at::equal(std::get<1>(with), std::get<1>(without))));
+  for (const at::Tensor& wrong : {at::zeros({3}), at::zeros({2}, at::kDouble)}) {
+    REQUIRE_THROWS_WITH(ops::linear_cross_entropy(logits.to(dtype), head, targets, std::nullopt, gradient, chunk, -1, {}, wrong),
+                        Catch::Matchers::ContainsSubstring("statistics must be float32 (2)"));
+  }
+}
+
 TEST_CASE("ignored rows get a zero gradient, and a batch without targets a zero loss", "[ops][cpu]") {
   const at::Tensor hidden = randn({4, 8}, at::kFloat), weight = randn({11, 8}, at::kFloat);
   const auto [loss, gradient] = ops::linear_cross_entropy(hidden, weight, at::tensor({-1, 3, -100, 10}, at::kLong));

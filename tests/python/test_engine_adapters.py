@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters of PEFT in the engine's arena, and the backbone that other heads and losses call."""
 
+import contextlib
+
 import peft
 import pytest
 import qlorapp
@@ -52,6 +54,16 @@ class TestBackbone:
 
 
 class TestAdapters:
+    def test_gradients_of_passes_before_the_engines_first_stay(self, folder):
+        found = []
+        for first_by_engine in (False, True):
+            model, batch = with_lora(load(folder)), ragged_batch()
+            with contextlib.nullcontext() if first_by_engine else transformers_alone(model):
+                model(**batch).loss.backward()
+            model(**batch).loss.backward()
+            found.append([p.grad.clone() for p in model.parameters() if p.requires_grad])
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
     def test_parameters_live_in_the_arena_and_optimizers_keep_them(self, folder):
         model, batch = with_lora(load(folder)), ragged_batch()
         parameters = [p for p in model.parameters() if p.requires_grad]

@@ -190,11 +190,36 @@ def test_linear_cross_entropy_against_double(dtype, vocabulary, chunk_rows):
         assert torch.equal(again[0], loss) and torch.equal(again[1], gradient)
         only_loss, empty = ops.linear_cross_entropy(*arguments, None, False, chunk_rows, target_count)
         assert torch.equal(only_loss, loss) and empty.numel() == 0
+        statistics = torch.full((2,), 3.0, device="cuda")  # added to
+        counted = ops.linear_cross_entropy(*arguments, scale, True, chunk_rows, target_count, 1.0, 0.0, statistics)
+        assert torch.equal(counted[0], loss) and torch.equal(counted[1], gradient)
+        logits = (hidden.cuda() @ head.cuda().T).double()[targets.cuda() >= 0]
+        entropy = torch.distributions.Categorical(logits=logits).entropy().sum()
+        correct = (logits.argmax(1) == targets[targets >= 0].cuda()).sum()
+        assert abs(statistics[0] - 3 - entropy) <= 1e-5 * entropy and statistics[1] - 3 == correct
     # The CPU's loss comes from its own GEMM.
     cpu_loss, cpu_gradient = ops.linear_cross_entropy(hidden, head, targets, torch.tensor(64.0), True, chunk_rows)
     assert abs(loss.item() - cpu_loss.item()) <= 2e-4 * abs(cpu_loss.item())
     error = (gradient.cpu().double() - cpu_gradient.double()).norm() / cpu_gradient.double().norm()
     assert error <= {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [1, 7, 1003, 32000])
+def test_the_first_of_equal_logits_is_the_most_probable_token(dtype, vocabulary):
+    rows = 64
+    logits = (randn(rows, vocabulary) * 4).round() / 2  # many rows have their highest logit twice
+    first, last = logits.argmax(1), vocabulary - 1 - logits.flip(1).argmax(1)
+    targets = torch.where(torch.arange(rows) % 2 == 0, first, last)
+    # The head of a vocabulary that fits is the identity, and otherwise a few columns of one.
+    width = min(vocabulary, 1003)
+    head = torch.eye(vocabulary, width, dtype=dtype)
+    logits = logits[:, :width] @ head.float().T
+    statistics = torch.zeros(2, device="cuda")
+    ops.linear_cross_entropy(
+        logits[:, :width].to(dtype).cuda(), head.cuda(), targets.cuda(), None, False, 16, -1, 1.0, 0.0, statistics
+    )
+    assert statistics[1] == (logits.argmax(1) == targets).sum()
 
 
 def test_linear_cross_entropy_says_nan_for_a_wrong_count_or_target():

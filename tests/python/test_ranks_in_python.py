@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from test_data_parallel import environment, forked, free_port, is_whole, torchrun
 
 SCRIPT = """
-import gc, json, os, signal, sys, time
+import functools, gc, json, os, signal, sys, time
 sys.path.insert(0, {tests!r})
 import qlorapp, torch, transformers
+from qlorapp.hf.arena_optimizer import ArenaAdamW
 from tiny_trainer import TINY, adapted, base_model, in_cpp, made, rows
 def leave():  # or a thread of torch's Gloo may abort the process when Python ends
     globals().pop("trainer", None)  # DistributedDataParallel holds the group
@@ -31,7 +32,7 @@ class Ends(transformers.TrainerCallback):  # what happens to the last process in
         if own["ends"] == "late" and args.process_index == args.world_size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
     def on_substep_end(self, args, state, control, **others):
-        if own["ends"] != "late" and state.global_step == 1 and args.process_index == args.world_size - 1:
+        if own["ends"] not in ("late", "passes") and state.global_step == 1 and args.process_index == args.world_size - 1:
             if own["ends"] == "hang":
                 time.sleep(600)
             os.kill(os.getpid(), signal.SIGSTOP if own["ends"] == "stop" else signal.SIGTERM)
@@ -45,21 +46,36 @@ options = {{"max_steps": 6, "per_device_train_batch_size": 2, "save_strategy": "
 more = {{"eval_dataset": rows(8, seed=4), "callbacks": [Slow()] if slow else [Ends()] if own.get("ends") else []}}
 data = rows(26, seed=9 + (rank if seed else 0))
 model = None
-if own.get("sharding", "no") != "no":
-    model = adapted(base_model(folder, device_map="cpu", base_sharding=own["sharding"]), **(lora or {{}}))
+if own.get("sharding", "no") != "no" or own.get("wide"):
+    options_of_base = {{"dtype": torch.float32}} if own.get("wide") else {{"base_sharding": own["sharding"]}}
+    model = adapted(base_model(folder, device_map="cpu", **options_of_base), **(lora or {{}}))
 trainer = made(qlorapp.Trainer, folder, out, more=more, data=data, lora=lora, model=model, **options)
+by = own.get("by", "run")
+if by in ("windows", "autograd"):  # a collator that the C++ loop does not know
+    trainer.data_collator = functools.partial(trainer.data_collator)
+    trainer._gives_windows = by == "windows"
+if own.get("ends") == "passes" and rank:  # C++ asks after each step, and between the micro-batches of a window
+    asked, is_signalled = [], trainer._is_signalled
+    def is_asked():
+        asked.append(trainer.state.global_step)
+        if asked.count(1) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return is_signalled()
+    trainer._is_signalled = is_asked
 try:
     result = trainer.train(resume_from_checkpoint=resume)
 except BaseException:
     leave()
     raise
-assert in_cpp(trainer)
+assert in_cpp(trainer) == (by == "run")
+assert isinstance(trainer.optimizer, ArenaAdamW) == (by in ("windows", "other batches"))
 trainer.save_model(out)
 if trainer.is_world_process_zero():
     names = ("eval_loss", "step", "loss", "learning_rate", "grad_norm", "num_input_tokens_seen", "total_flos")
     history = [[entry.get(name) for name in names] for entry in trainer.state.log_history]
     with open(os.path.join(out, "history.json"), "w") as file:
         json.dump(history, file)
+print(trainer._told)
 leave()
 """
 
@@ -115,21 +131,61 @@ def test_two_processes_train_what_one_trains_with_twice_the_accumulation(script,
         assert (adapter[name] - value).norm() <= 1e-5 * value.norm(), name
 
 
-def test_a_run_of_two_resumes_in_the_same_bytes(script, tmp_path):
+ODD = """
+def odd(given, theirs=trainer.data_collator):  # some batches have labels on padding, which transformers counts
+    batch = theirs(given)
+    if int(batch["input_ids"][0, 0]) % 2:
+        batch["labels"][batch["attention_mask"] == 0] = 7
+    return batch
+trainer.data_collator = odd
+try:
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "odd"])
+def test_windows_of_two_processes_are_those_of_distributed_data_parallel(script, tmp_path, kind):
+    if kind == "odd":
+        text = script.read_text().replace("try:\n", ODD.lstrip("\n"), 1)
+        script = tmp_path / "odd.py"
+        script.write_text(text)
+    options = {"gradient_accumulation_steps": 2, "load_best_model_at_end": True, "save_steps": 3, "save_total_limit": 1}
+    for by in ("windows", "autograd"):
+        run(script, 2, tmp_path / by, options, by=by, wide=True)
+        assert (tmp_path / by / "checkpoint-6/MANIFEST.json").is_file() or (
+            tmp_path / by / "checkpoint-3/MANIFEST.json"
+        ).is_file()
+    assert all(is_whole(tmp_path / by) for by in ("windows", "autograd"))
+    (mine, adapter), (other, reference) = results(tmp_path / "windows"), results(tmp_path / "autograd")
+    assert len(mine) == len(other) > 7
+    for one, expected in zip(mine, other, strict=True):
+        assert [value is None for value in one] == [value is None for value in expected]
+        assert [v or 0 for v in one] == pytest.approx([v or 0 for v in expected], rel=1e-5, abs=1e-6)
+    for name, value in reference.items():
+        assert (adapter[name] - value).norm() <= 1e-4 * value.norm(), name
+
+
+# What several processes do together is the same whether C++ computes the run or its windows.
+by_cpp = pytest.mark.parametrize("by", ["run", "windows"])
+
+
+@by_cpp
+def test_a_run_of_two_resumes_in_the_same_bytes(script, tmp_path, by):
     options = {"gradient_accumulation_steps": 2}
-    run(script, 2, tmp_path / "whole", options, lora={"lora_dropout": 0.1})
+    own = {"lora": {"lora_dropout": 0.1}, "by": by}
+    run(script, 2, tmp_path / "whole", options, **own)
     first = (tmp_path / "whole/adapter_model.safetensors").read_bytes()
-    resume = str(tmp_path / "whole/checkpoint-2")
-    run(script, 2, tmp_path / "again", options, lora={"lora_dropout": 0.1}, resume=resume, other="/nowhere")
+    resume = tmp_path / "whole/checkpoint-2"
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in resume.iterdir()}
+    run(script, 2, tmp_path / "again", options, **own, resume=str(resume), other="/nowhere")
     assert (tmp_path / "again/adapter_model.safetensors").read_bytes() == first
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_to_one_process_ends_all_with_a_checkpoint(script, tmp_path, rank):
+@pytest.mark.parametrize(("rank", "by"), [(0, "run"), (1, "run"), (1, "windows")])
+def test_a_signal_to_one_process_ends_all_with_a_checkpoint(script, tmp_path, rank, by):
     given = [
         json.dumps({"max_steps": 100_000, "save_steps": 50_000, "eval_strategy": "no"}),
         tmp_path / "out",
-        json.dumps({"slow": True}),
+        json.dumps({"slow": True, "by": by}),
     ]
     both = by_hand(script, *given)
     while not (line := both[rank].stdout.readline()).startswith("step 3 "):
@@ -138,11 +194,12 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(script, tmp_path, ra
     ends = [process.communicate(timeout=90) for process in both]
     assert [process.returncode for process in both] == [143, 143], ends
     step = int(re.search(r"stopped after step (\d+) of 100000 and saved a checkpoint", ends[0][1])[1])
-    assert (tmp_path / "out" / f"checkpoint-{step}" / "run_state.json").is_file() and is_whole(tmp_path / "out")
+    state = "run_state.json" if by == "run" else "optimizer.pt"
+    assert (tmp_path / "out" / f"checkpoint-{step}" / state).is_file() and is_whole(tmp_path / "out")
 
 
-@pytest.mark.parametrize("sharding", ["no", "full"])
-def test_a_signal_ends_all_between_two_micro_batches(script, tmp_path, sharding):
+@pytest.mark.parametrize(("sharding", "by"), [("no", "run"), ("full", "run"), ("full", "windows")])
+def test_a_signal_ends_all_between_two_micro_batches(script, tmp_path, sharding, by):
     options = {
         "gradient_accumulation_steps": 4,
         "eval_strategy": "no",
@@ -150,10 +207,10 @@ def test_a_signal_ends_all_between_two_micro_batches(script, tmp_path, sharding)
         "save_strategy": "steps",
         "save_steps": 3,
     }
-    own = {"lora": {"lora_dropout": 0.1}, "sharding": sharding}
+    own = {"lora": {"lora_dropout": 0.1}, "sharding": sharding, "by": by}
     run(script, 2, tmp_path / "whole", options, **own)
     expected = (tmp_path / "whole/adapter_model.safetensors").read_bytes()
-    given = [json.dumps(options), tmp_path / "out", json.dumps({**own, "ends": "signal"})]
+    given = [json.dumps(options), tmp_path / "out", json.dumps({**own, "ends": "signal" if by == "run" else "passes"})]
     both = by_hand(script, *given)
     ends = [process.communicate(timeout=90) for process in both]
     assert [process.returncode for process in both] == [143, 143], ends
@@ -163,18 +220,27 @@ def test_a_signal_ends_all_between_two_micro_batches(script, tmp_path, sharding)
     assert (tmp_path / "out/adapter_model.safetensors").read_bytes() == expected
 
 
-def test_a_signal_after_the_last_step_ends_all(script, tmp_path):
+@by_cpp
+def test_a_signal_after_the_last_step_ends_all(script, tmp_path, by):
     options = {"eval_strategy": "no", "max_steps": 2, "save_strategy": "steps", "save_steps": 50}
-    both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": "late"}))
+    both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": "late", "by": by}))
     ends = [process.communicate(timeout=90) for process in both]
     assert [process.returncode for process in both] == [143, 143], ends
-    assert (tmp_path / "out/checkpoint-2/run_state.json").is_file() and is_whole(tmp_path / "out")
+    assert (tmp_path / "out/checkpoint-2/trainer_state.json").is_file() and is_whole(tmp_path / "out")
 
 
-@pytest.mark.parametrize(("ends", "sharding"), [("hang", "no"), ("stop", "full")])
-def test_a_process_that_hangs_is_named_by_the_others(script, tmp_path, ends, sharding):
-    options = {"gradient_accumulation_steps": 4, "eval_strategy": "no", "save_strategy": "no", "ddp_timeout": 7}
-    both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": ends, "sharding": sharding}))
+@pytest.mark.parametrize(
+    ("ends", "sharding", "by"), [("hang", "no", "windows"), ("hang", "no", "run"), ("stop", "full", "run")]
+)
+def test_a_process_that_hangs_is_named_by_the_others(script, tmp_path, ends, sharding, by):
+    options = {
+        "gradient_accumulation_steps": 4,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "ddp_timeout": 7,
+        "include_num_input_tokens_seen": "no",
+    }  # for which transformers exchanges numbers after each micro-batch
+    both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": ends, "sharding": sharding, "by": by}))
     assert "for rank [1], which did not come" in error_of_first(both)
 
 
@@ -195,12 +261,13 @@ model(torch.tensor([[3, 4, 5]]))
     assert "in an exchange for rank [1], which did not come to it" in error_of_first(both)
 
 
-def test_what_one_process_fails_of_ends_the_others(script, tmp_path):
+@by_cpp
+def test_what_one_process_fails_of_ends_the_others(script, tmp_path, by):
     fails = tmp_path / "fails.py"
     fails.write_text(
         script.read_text().replace("trainer = made(", "data[0]['input_ids'][0] += 10**6 * rank\ntrainer = made(", 1)
     )
-    both = by_hand(fails, json.dumps({"ddp_timeout": 60}), tmp_path / "out", json.dumps({}))
+    both = by_hand(fails, json.dumps({"ddp_timeout": 60}), tmp_path / "out", json.dumps({"by": by}))
     ends = [process.communicate(timeout=55)[1] for process in both]
     assert all("token ids must be from 0 to" in err for err in ends), ends
 
@@ -213,7 +280,8 @@ class StopsInFirst(transformers.TrainerCallback):
 """
 
 
-def test_a_flag_that_a_callback_of_process_0_sets_counts_in_all(script, tmp_path):
+@by_cpp
+def test_a_flag_that_a_callback_of_process_0_sets_counts_in_all(script, tmp_path, by):
     stops = tmp_path / "stops.py"
     text = (
         script.read_text()
@@ -221,7 +289,7 @@ def test_a_flag_that_a_callback_of_process_0_sets_counts_in_all(script, tmp_path
         .replace("[Slow()] if slow", "[StopsInFirst()] if slow", 1)
     )
     stops.write_text(text)
-    run(stops, 2, tmp_path / "out", {"eval_strategy": "no", "save_strategy": "no", "logging_steps": 1}, slow=True)
+    run(stops, 2, tmp_path / "out", {"eval_strategy": "no", "save_strategy": "no", "logging_steps": 1}, slow=True, by=by)
     steps = [entry[1] for entry in results(tmp_path / "out")[0]]
     assert max(steps) == 3
 
@@ -234,10 +302,9 @@ def test_a_flag_that_a_callback_of_process_0_sets_counts_in_all(script, tmp_path
     ],
 )
 def test_what_deals_batches_out_differently_runs_in_transformers_loop(script, tmp_path, options, why):
-    other = tmp_path / "other.py"
-    other.write_text(script.read_text().replace("assert in_cpp(trainer)", "assert not in_cpp(trainer)", 1))
-    done = run(other, 2, tmp_path / "out", {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no", **options})
-    assert "transformers' loop runs this training" in done.stderr and why in done.stderr
+    given = {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no", **options}
+    done = run(script, 2, tmp_path / "out", given, by="other batches")
+    assert why in done.stdout
 
 
 def test_processes_with_different_rows_are_refused(script, tmp_path):

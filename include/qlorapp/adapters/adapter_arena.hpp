@@ -57,7 +57,7 @@ class AdapterArena {
   /// Takes in the values of every parameter whose memory was replaced (`p.data = …`), and gives it its slice again.
   /// @throws ValueError if its shape, dtype or device changed, too.
   void bind_values();
-  /// Makes `parameter` (same shape, dtype, device and memory) the leaf of entry i: a binding's own tensor object.
+  /// Makes `parameter` (same shape, dtype, device and memory) the leaf of entry i: a binding's own tensor object. Its gradient moves in.
   void adopt_parameter(int64_t i, const at::Tensor& parameter);
 
  private:

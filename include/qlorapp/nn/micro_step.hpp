@@ -22,6 +22,9 @@ struct StepKey {
 struct LossSum {
   at::Tensor loss;      ///< () float32 on the model's device.
   int64_t targets = 0;  ///< Host; known from the batch.
+  /// (2) float32 on the model's device, over the targets: the sum of the entropies of the predicted distributions, and how many targets have
+  /// the highest logit, the first of equal ones. Undefined unless it was asked for (StepSettings::set_token_statistics).
+  at::Tensor statistics = {};
 };
 
 /// Called in a backward pass when the gradients of block i and of the blocks behind it are whole, in stream order.

@@ -46,6 +46,10 @@ class StepSettings {
   void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
   [[nodiscard]] bool deterministic() const { return deterministic_; }
 
+  /// Whether forward_backward() gives LossSum::statistics: a GPU reads the logits once more. Off until set.
+  void set_token_statistics(bool wanted) { token_statistics_ = wanted; }
+  [[nodiscard]] bool token_statistics() const { return token_statistics_; }
+
   /// Of a micro-batch.
   [[nodiscard]] StepContext context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) const;
 
@@ -55,6 +59,7 @@ class StepSettings {
   MemorySettings memory_;
   std::shared_ptr<PinnedRing> ring_;  ///< Of inputs on the host; null while no segment asks for it.
   bool deterministic_ = false;
+  bool token_statistics_ = false;
 };
 
 }  // namespace qlorapp

@@ -7,16 +7,17 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/nn/batch.hpp"           // tokens, targets, row boundaries
-#include "qlorapp/nn/micro_step.hpp"      // the call that trains a model
-#include "qlorapp/train/accumulator.hpp"  // the denominator: target tokens of the whole window
-#include "qlorapp/train/clip.hpp"         // global norm over the arena
-#include "qlorapp/train/grad_scaler.hpp"  // dynamic loss scaling for fp16
-#include "qlorapp/train/optimizer.hpp"    // AdamW, fp32 or 8-bit moments, one arena
-#include "qlorapp/train/shared_step.hpp"  // what the ranks of a run do together; alone it does nothing
-#include "qlorapp/train/step_hooks.hpp"   // functions that the caller runs within the step
-#include "qlorapp/train/step_report.hpp"  // what the step measured
-#include "qlorapp/train/train_state.hpp"  // all that a resumed run needs
+#include "qlorapp/nn/batch.hpp"                // tokens, targets, row boundaries
+#include "qlorapp/nn/micro_step.hpp"           // the call that trains a model
+#include "qlorapp/train/accumulator.hpp"       // the denominator: target tokens of the whole window
+#include "qlorapp/train/clip.hpp"              // global norm over the arena
+#include "qlorapp/train/grad_scaler.hpp"       // dynamic loss scaling for fp16
+#include "qlorapp/train/optimizer.hpp"         // AdamW, fp32 or 8-bit moments, one arena
+#include "qlorapp/train/shared_step.hpp"       // what the ranks of a run do together; alone it does nothing
+#include "qlorapp/train/step_hooks.hpp"        // functions that the caller runs within the step
+#include "qlorapp/train/step_report.hpp"       // what the step measured
+#include "qlorapp/train/token_statistics.hpp"  // entropy and accuracy, where they are asked for
+#include "qlorapp/train/train_state.hpp"       // all that a resumed run needs
 
 namespace qlorapp {
 
@@ -25,6 +26,7 @@ struct WindowGradients {
   at::Tensor mean_loss;  ///< () floating, over all ranks: summed loss over the window's target tokens.
   GradientNorm norm;     ///< Of the unscaled gradients.
   int64_t target_tokens = 0, input_tokens = 0;
+  at::Tensor token_statistics = {};  ///< TokenStatistics::table() of this rank.
 };
 
 /// The first half of a step: forward and backward of each micro-batch, the sum over the ranks, and the norm.
@@ -38,8 +40,11 @@ WindowGradients window_gradients(Model& model, TrainState& run, std::span<const 
   Accumulator accumulator(window, {.count_position_zero = run.count_position_zero,  // counts the window's targets first
                                    .sum_over_ranks = [&](int64_t targets) { return shared.meet(targets); }});
   const at::Tensor grad_scale = run.scaler.scale(accumulator.weight_tensor(run.arena->values().device()));  // loss scale / targets
+  TokenStatistics statistics;
   for (const Batch& batch : window) {
-    accumulator.add(model.forward_backward(batch, grad_scale, shared.next_key(batch), shared.on_block_done(batch)).loss);
+    const LossSum sum = model.forward_backward(batch, grad_scale, shared.next_key(batch), shared.on_block_done(batch));
+    accumulator.add(sum.loss);
+    statistics.add(batch, sum);
   }
   run.micro_step += static_cast<uint32_t>(shared.counts().micro_batches);
   at::Tensor mean_loss = accumulator.mean_loss();  // here: nothing is allocated between the update and the end
@@ -47,7 +52,7 @@ WindowGradients window_gradients(Model& model, TrainState& run, std::span<const 
   if (hooks.before_exchange) hooks.before_exchange();
   shared.sum_gradients_and(mean_loss);
   GradientNorm norm = gradient_norm(*run.arena, run.scaler.inverse_scale(), run.max_grad_norm);  // of unscaled ones
-  return {std::move(mean_loss), std::move(norm), accumulator.tokens(), shared.counts().input_tokens};
+  return {std::move(mean_loss), std::move(norm), accumulator.tokens(), shared.counts().input_tokens, statistics.table()};
 }
 
 /// The second half: clipping and the update, or a skip. Nothing has changed if memory runs out here.

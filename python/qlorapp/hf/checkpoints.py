@@ -2,12 +2,14 @@
 """Checkpoints and adapters that are written as one, for transformers' and TRL's trainers."""
 
 import contextlib
+import functools
 import logging
 import os
+import pathlib
 import tempfile
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed
@@ -43,7 +45,7 @@ class SafeCheckpoints(Mixed):
     _origin: str | None = None
     #: Folders to push once they are complete.
     _to_push: list[str]
-    #: Of the current train(); None: several processes train in transformers' loop.
+    #: Of the current train(); None: several processes train by torch's passes.
     _stop: StopSignals | None = None
     #: The model holds the adapter of the best checkpoint, and the optimizer is that of the last step.
     _holds_best = False
@@ -62,20 +64,41 @@ class SafeCheckpoints(Mixed):
 
         SIGTERM and SIGHUP leave a checkpoint, as Ctrl-C does, and exit with 143 and 129.
         """
-        several = self.args.world_size > 1  # only the C++ loop locks the folder for them (CppRun)
-        with contextlib.nullcontext() if several else self._locked_folder():
-            if resume_from_checkpoint is True:
-                resume_from_checkpoint = _newest(str(self.args.output_dir))
-            elif resume_from_checkpoint:
-                _check(str(resume_from_checkpoint))
-            if several:
-                resume_from_checkpoint = _of_first(resume_from_checkpoint)
-                return super().train(resume_from_checkpoint, *args, **options)
-            try:
-                with self._run_in_folder(resume_from_checkpoint), StopSignals() as self._stop:
-                    return super().train(resume_from_checkpoint, *args, **options)
-            finally:
-                self._stop = None
+        with contextlib.ExitStack() as stack:
+            self._holds_best = self._changed = False
+            if self.args.world_size == 1:
+                resume_from_checkpoint = self._enter_folder(stack, resume_from_checkpoint)
+                stack.enter_context(self._stopped_by_signals())
+            elif self._is_written_by_first():
+                resume_from_checkpoint = _by_first(functools.partial(self._enter_folder, stack, resume_from_checkpoint))
+            return super().train(resume_from_checkpoint, *args, **options)
+
+    def _enter_folder(self, stack: contextlib.ExitStack, resume_from: Any) -> Any:
+        """Locks output_dir until the stack ends. @returns the checkpoint to resume from."""
+        stack.enter_context(self._locked_folder())
+        if resume_from is True:
+            resume_from = _newest(str(self.args.output_dir))
+        elif resume_from:
+            _check(str(resume_from))
+        stack.enter_context(self._run_in_folder(resume_from))
+        return resume_from
+
+    @contextlib.contextmanager
+    def _stopped_by_signals(self, waits: bool = False) -> Iterator[None]:
+        """@param waits  until the run looks for a signal."""
+        try:
+            with StopSignals() as self._stop:
+                self._stop.waits = waits
+                yield
+        finally:
+            self._stop = None
+
+    def _is_signalled(self) -> bool:
+        return self._stop is not None and self._stop.received is not None
+
+    def _is_written_by_first(self) -> bool:
+        """Process 0 writes checkpoints for all. Otherwise each machine has its own, or each process writes a part."""
+        return not (self.args.save_on_each_node or self.is_fsdp_enabled or self.is_deepspeed_enabled)
 
     @contextlib.contextmanager
     def _locked_folder(self) -> Iterator[None]:
@@ -131,7 +154,6 @@ class SafeCheckpoints(Mixed):
     def _reported(self) -> Iterator[None]:
         """Leaves run_report.json behind what runs in it."""
         started, resumed_from = time.time(), self._origin
-        self._holds_best = self._changed = False
         self._initial_global_step, outcome, error = 0, "failed", None
         try:
             yield
@@ -174,13 +196,12 @@ class SafeCheckpoints(Mixed):
     def _save_checkpoint(self, *args: Any, **options: Any) -> None:
         """transformers' method writes into a folder beside; the checkpoint in it gets a manifest and its place."""
         run_dir = self._get_output_dir(trial=options.get("trial", args[1] if len(args) > 1 else None))
-        several = self.args.world_size > 1
-        if several and self._run is not None and not self.args.should_save:
-            self._save_nothing(*args, **options)
-            self._share_best()
-            return
-        if (several and self._run is None) or self._writer is not None or not self.args.should_save:
+        if self._writer is not None or (self.args.world_size > 1 and not self._is_written_by_first()):
             super()._save_checkpoint(*args, **options)
+            return
+        if not self.args.should_save:
+            self._save_aside(*args, **options)
+            self._share_best()
             return
         self._wait_for_commit()
         own_folder = self._folder if self._folder is not None and self._folder.path == run_dir else None
@@ -204,8 +225,7 @@ class SafeCheckpoints(Mixed):
             self._writer = None
             if own_folder is None:
                 folder.close()
-        if several:
-            self._share_best()
+        self._share_best()
         for pushed in self._to_push:
             super()._push_from_checkpoint(pushed)
 
@@ -215,10 +235,11 @@ class SafeCheckpoints(Mixed):
 
     def _share_best(self) -> None:
         """Process 0 knows which checkpoints belong to the run."""
-        self.state.best_model_checkpoint = _of_first(self.state.best_model_checkpoint)
+        if self.args.world_size > 1:
+            self.state.best_model_checkpoint = _of_first(self.state.best_model_checkpoint)
 
-    def _save_nothing(self, *args: Any, **options: Any) -> None:
-        """What process 0 asks the others for while it saves. Files that each process writes go into a folder that is removed."""
+    def _save_aside(self, *args: Any, **options: Any) -> None:
+        """What process 0 asks the others for while it saves. It gets the files that each process writes: the state of random numbers."""
         self._to_push = []
         with tempfile.TemporaryDirectory() as aside:
             self._writer = types.SimpleNamespace(folder=aside)
@@ -226,12 +247,16 @@ class SafeCheckpoints(Mixed):
                 super()._save_checkpoint(*args, **options)
             finally:
                 self._writer = None
+            _gathered({path.name: path.read_bytes() for path in pathlib.Path(aside).rglob("*") if path.is_file()})
 
     def _write_checkpoint(self, writer: Any, name: str, run_dir: str, folder: Any, *args: Any, **options: Any) -> None:
         try:
             with self._as_given():
                 super()._save_checkpoint(*args, **options)
             inner = os.path.join(writer.folder, name)
+            for files in _gathered({}) if self.args.world_size > 1 else []:
+                for other, content in files.items():
+                    pathlib.Path(inner, other).write_bytes(content)
             if self._run is None:
                 run_inputs.write(self, inner)
             self._name_best(run_dir, folder)
@@ -268,6 +293,7 @@ class SafeCheckpoints(Mixed):
         result = super()._init_training_state(max_steps, updates, epochs, resume_from_checkpoint, trial)
         if resume_from_checkpoint and os.path.isfile(os.path.join(resume_from_checkpoint, "trainer_state.json")):
             self._confine_best(resume_from_checkpoint)
+        self._share_best()
         return result
 
     def _confine_best(self, folder: str) -> None:
@@ -283,7 +309,7 @@ class SafeCheckpoints(Mixed):
     def _load_best_model(self) -> None:
         """transformers' method, for a checkpoint that is whole."""
         best = self.state.best_model_checkpoint
-        if self.args.world_size == 1 or self._run is not None:
+        if self.args.world_size == 1 or self._is_written_by_first():
             self._wait_for_commit()
             self.accelerator.wait_for_everyone()
             try:
@@ -341,9 +367,31 @@ class SafeCheckpoints(Mixed):
 def _of_first(value: Any) -> Any:
     """Process 0's."""
     told = [value]
-    if torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(told, src=0)
+    torch.distributed.broadcast_object_list(told, src=0)
     return told[0]
+
+
+def _by_first(work: Callable[[], Any]) -> Any:
+    """What process 0's work returns. Its error ends the other processes, too."""
+    value, error = None, None
+    if torch.distributed.get_rank() == 0:
+        try:
+            value = work()
+        except Exception as raised:
+            error = raised
+    value, why = _of_first((value, None if error is None else str(error)))
+    if error is not None:
+        raise error
+    if why is not None:
+        raise RuntimeError(f"[Trainer] process 0 has failed: {why}")
+    return value
+
+
+def _gathered(files: dict[str, bytes]) -> list[dict[str, bytes]]:
+    """Those of each process, in process 0."""
+    told: list[Any] | None = [None] * torch.distributed.get_world_size() if torch.distributed.get_rank() == 0 else None
+    torch.distributed.gather_object(files, told, dst=0)
+    return told or []
 
 
 def _is_ours(trainer: Any, method: str) -> bool:

@@ -2,8 +2,6 @@
 """The C++ training loop under transformers' or TRL's Trainer. They prepare, log, evaluate, save and call back; C++ computes the steps."""
 
 import contextlib
-import copy
-import json
 import logging
 import os
 import signal
@@ -22,9 +20,9 @@ from .arena_optimizer import ArenaAdamW
 from .checkpoints import SafeCheckpoints
 from .forward import engine_of
 from .passes import kept_by, why_padding_counts
-from .stopping import StopSignals, Terminated
-from .training_arguments import CHOSEN, for_cpp
-from .windows import WindowSteps
+from .stopping import Terminated
+from .training_arguments import for_cpp, has_budget, take_choice
+from .windows import StopRequested, WindowSteps
 
 _log = logging.getLogger("qlorapp")
 _log_of_theirs = logging.getLogger("transformers.trainer")
@@ -82,12 +80,25 @@ class CppLoop(WindowSteps, SafeCheckpoints):
         model: Any = self.model
         model._ddp_params_and_buffers_to_ignore = [name for name, p in model.named_parameters() if not p.requires_grad]
         had = (self.optimizer, self.lr_scheduler)
+        several = by_windows and self.args.world_size > 1
         try:
-            with self.windows_of_run() if by_windows else contextlib.nullcontext():
-                result = super()._inner_training_loop(batch_size, **given)
-                if self._stop is not None and self._stop.received is not None:  # while the run was ended
+            with (
+                self._stopped_by_signals(waits=True) if several else contextlib.nullcontext(),
+                self.windows_of_run() if by_windows else contextlib.nullcontext(),
+            ):
+                try:
+                    if by_windows:  # a budget may have chosen others
+                        batch_size, given["args"] = self._train_batch_size, self.args
+                    result = super()._inner_training_loop(batch_size, **given)
+                    if several:
+                        self._agree()
+                    elif self._is_signalled():  # while the run was ended
+                        raise StopRequested
+                except StopRequested:
                     self._leave_checkpoint(trial)
+                    assert self._stop is not None
                     self._stop.act()
+                    raise Terminated(128 + signal.SIGTERM) from None
             return result
         finally:
             if had == (None, None):
@@ -107,13 +118,31 @@ class CppLoop(WindowSteps, SafeCheckpoints):
             self._windows.runner.read()
         return result
 
+    def _agree(self) -> None:
+        """In a run by windows of several processes: all do what callbacks of process 0 ask for, and stop if one got a signal."""
+        if self._windows is None or self.args.world_size == 1:
+            return
+        asked = [self.is_world_process_zero() and getattr(self.control, flag) for flag in _FLAGS]
+        signals, *agreed = self._windows.runner.sum([self._is_signalled(), *asked])
+        if signals:
+            raise StopRequested
+        for flag, count in zip(_FLAGS, agreed, strict=True):
+            setattr(self.control, flag, count > 0)
+
     def _maybe_log_save_evaluate(
         self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **options: Any
     ) -> None:
         """transformers' method. Between steps a signal ends transformers' loop with a checkpoint of the completed steps."""
         stop, wanted = self._stop, self.control
-        if self._windows is not None and (wanted.should_log or wanted.should_evaluate or wanted.should_save):
+        self._agree()
+        is_more = wanted.should_log or wanted.should_evaluate or wanted.should_save
+        if self._windows is not None and is_more:
             self._windows.runner.read()
+        if self._windows is not None and self.args.world_size > 1:
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)
+            if is_more:  # callbacks were called
+                self._agree()
+            return
         if stop is None or self._run is not None:
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)
             return
@@ -137,6 +166,8 @@ class CppLoop(WindowSteps, SafeCheckpoints):
 
         def in_place(model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
             has_engine = engine_of(loop_predicate.levels_of(model)[-1]) is not None
+            if self._windows is not None:  # C++ exchanges gradients, not DistributedDataParallel
+                evaluation_mode = True
             return prepare(model, False if has_engine else device_placement, evaluation_mode)
 
         self.accelerator.prepare_model = in_place
@@ -227,16 +258,8 @@ class CppRun:
         engine.follow()  # the options may have moved weights
         if trainer._folder is not None:
             self.core.use_folder(trainer._folder)
-        if getattr(trainer.args, "memory_budget", "") or trainer.args.auto_find_batch_size:
-            self._take_what_was_chosen()
-
-    def _take_what_was_chosen(self) -> None:
-        trainer, chosen = self.trainer, json.loads(self.core.arguments())
-        trainer.args = copy.copy(trainer.args)  # the caller may use its own again
-        for name in CHOSEN:
-            if hasattr(trainer.args, name):
-                setattr(trainer.args, name, chosen[name])
-        trainer._train_batch_size = trainer.args.per_device_train_batch_size = chosen["per_device_train_batch_size"]
+        if has_budget(trainer.args):
+            take_choice(trainer, self.core.arguments())
 
     def train(self, folder: str | None) -> Any:
         """transformers' TrainOutput."""
@@ -260,15 +283,13 @@ class CppRun:
         self.started = time.time()
         trainer._run = self
         try:
-            with self._as_one_of_several(folder):
+            with self._as_one_of_several():
                 with own_dtypes(self.engine.core.device):
                     *_, stopped = self.core.train(folder)
                 if stopped:
                     self._stop_together()
                 self._sync()
                 self._take_losses()
-                if self.ranks > 1:
-                    trainer._share_best()
                 result = trainer._finalize_training(self.trial, samples, self.started)
                 if self.ranks > 1:  # a signal after the last step
                     received: list[Any] = [None] * self.ranks
@@ -304,25 +325,13 @@ class CppRun:
             _log_of_theirs.info(f"  {name} = {value:,}")
 
     @contextlib.contextmanager
-    def _as_one_of_several(self, folder: str | None) -> Iterator[None]:
-        """What train() does for one process. Process 0 writes; a signal waits for the end of a step, where all of them stop."""
-        trainer = self.trainer
+    def _as_one_of_several(self) -> Iterator[None]:
+        """A signal waits for the end of a step, where all of them stop."""
         if self.ranks == 1:
             yield
             return
-        trainer._holds_best = trainer._changed = False
-        with contextlib.ExitStack() as stack:
-            if trainer.args.should_save:
-                stack.enter_context(trainer._locked_folder())
-                if trainer._folder is not None:
-                    self.core.use_folder(trainer._folder)
-                stack.enter_context(trainer._run_in_folder(folder))
-            trainer._stop = stack.enter_context(StopSignals())
-            trainer._stop.waits = True
-            try:
-                yield
-            finally:
-                trainer._stop = None
+        with self.trainer._stopped_by_signals(waits=True):
+            yield
 
     def _stop_together(self) -> None:
         """Ends each of several processes alike, whichever of them got the signal."""

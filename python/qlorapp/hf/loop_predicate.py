@@ -55,10 +55,8 @@ def why_not(trainer: Any, resume_from: str | None = None) -> str:
 def why_not_windows(trainer: Any) -> str:
     """The reason why C++ cannot compute the windows of transformers' loop; empty if it can."""
     args = trainer.args
-    if args.world_size > 1:
-        return "several processes train"
-    if getattr(args, "memory_budget", "") or args.auto_find_batch_size:
-        return "a memory budget needs the rows before the run"
+    if args.world_size > 1 and not args.accelerator_config.even_batches:
+        return "accelerator_config may give processes different numbers of batches (even_batches=False)"
     if not trainer.model_accepts_loss_kwargs or trainer.loss_is_scaled_for_ga is not None:
         return "the loss is not one over the targets of a window"
     reason = _overridden(trainer, REPLACED_BY_WINDOWS) or _asked_for(trainer) or _unusual_arguments(args) or _model(trainer)
@@ -116,10 +114,6 @@ def _unusual_arguments(args: Any) -> str:
             return f"{name}={value}"
     if args.world_size > 1 and args.parallel_mode != transformers.training_args.ParallelMode.DISTRIBUTED:
         return f"{args.world_size} processes train without torch.distributed"
-    if args.world_size > 1 and args.dataloader_drop_last:
-        return "dataloader_drop_last=True drops other batches with several processes"
-    if args.world_size > 1 and (config.split_batches or config.dispatch_batches or not config.even_batches):
-        return "accelerator_config deals batches out in another way"
     try:
         _C.check_training_arguments(for_cpp(args))
     except (ValueError, TypeError) as error:
@@ -128,7 +122,11 @@ def _unusual_arguments(args: Any) -> str:
 
 
 def _data(trainer: Any) -> str:
-    data = trainer.train_dataset
+    data, args, config = trainer.train_dataset, trainer.args, trainer.args.accelerator_config
+    if args.world_size > 1 and args.dataloader_drop_last:
+        return "dataloader_drop_last=True drops other batches with several processes"
+    if args.world_size > 1 and (config.split_batches or config.dispatch_batches or not config.even_batches):
+        return "accelerator_config deals batches out in another way"
     if not is_indexed(data):
         return "the data set has no length, or cannot be read by index"
     if isinstance(data, datasets.Dataset) and data.format["type"] == "custom":

@@ -38,6 +38,8 @@ class _ByName(AutoModelForCausalLM):
     _dtype = torch.float32
 
 
+#: Windows without a log, whose statistics are in small tensors of the device.
+_MOST_UNREAD = 256
 _OWN_ARGUMENTS = list(inspect.signature(sft_trainer.SFTTrainer.__init__).parameters)
 
 
@@ -73,6 +75,9 @@ class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):
     set or the data set is streamed.
     """
 
+    _gives_windows = True
+    _counts_tokens = True
+
     def __init__(
         self, model: Any, args: Any = None, *more: Any, peft_config: Any = None, tokenizer: Any = None, **options: Any
     ) -> None:
@@ -94,10 +99,31 @@ class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):
             options.setdefault("processing_class", tokenizer)
         if peft_config is not None:
             options["peft_config"] = peft_config
+        #: (micro-batches, 3) of each window that no log has shown: C++'s token_statistics.
+        self._unread: list[torch.Tensor] = []
         with _adapters_in_float32(model), _assistant_turns(model, args, options):
             super().__init__(model, args, **options)
         if not self.args.disable_tqdm:
             self.add_callback(FirstRow())
+
+    def _note_window(self, runner: Any) -> None:
+        """As TRL's compute_loss notes a micro-batch, without a read that makes a GPU wait."""
+        self._total_train_tokens += runner.input_tokens
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        self._unread.append(runner.token_statistics)
+        if len(self._unread) >= _MOST_UNREAD:
+            self._read_windows()
+
+    def _read_windows(self) -> None:
+        for entropy, correct, targets in torch.cat(self._unread).tolist() if self._unread else []:
+            self._metrics["train"]["entropy"].append(entropy / targets if targets else 0.0)
+            self._metrics["train"]["mean_token_accuracy"].append(correct / targets if targets else 0.0)
+        self._unread.clear()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's method."""
+        self._read_windows()
+        super().log(logs, start_time)
 
     def _note_tokens(self, tokens: int, to_log: bool) -> None:
         """Stores the counts that TRL's log() reads."""

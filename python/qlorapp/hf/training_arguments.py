@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TrainingArguments and SFTConfig: transformers' and TRL's, with the options of the C++ loop as extra fields."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -28,8 +29,8 @@ _OF_A_STEP = (
     "ddp_timeout",
 )  # fmt: skip
 
-#: Fields that memory_budget and auto_find_batch_size set.
-CHOSEN = (
+#: Fields that memory_budget and auto_find_batch_size set, beside the batch size.
+_CHOSEN = (
     "gradient_accumulation_steps",
     "checkpoint_keep",
     "loss_chunk_rows",
@@ -37,6 +38,21 @@ CHOSEN = (
     "weight_workspace",
     "embedding_on_host",
 )
+
+
+def has_budget(args: Any) -> bool:
+    """Whether C++ chooses _CHOSEN."""
+    return bool(getattr(args, "memory_budget", "") or args.auto_find_batch_size)
+
+
+def take_choice(trainer: Any, arguments: str) -> None:
+    """Puts what C++ chose, of its arguments in JSON, into a copy of the trainer's: the caller may use its own again."""
+    chosen = json.loads(arguments)
+    trainer.args = copy.copy(trainer.args)
+    for name in _CHOSEN:
+        if hasattr(trainer.args, name):
+            setattr(trainer.args, name, chosen[name])
+    trainer._train_batch_size = trainer.args.per_device_train_batch_size = chosen["per_device_train_batch_size"]
 
 
 def for_cpp(args: Any, batch_size: int | None = None) -> str:

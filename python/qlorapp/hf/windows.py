@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed
 
 from .. import _C
 from ..optim import AdamW8bit
 from ..precision import own_dtypes
-from . import loop_predicate, passes, pristine, rows
+from . import longest_rows, loop_predicate, passes, pristine, rows
 from .arena_optimizer import ArenaAdamW
 from .checkpoints import Mixed
 from .forward import engine_of
-from .training_arguments import for_cpp
+from .training_arguments import for_cpp, has_budget, take_choice
 
 
 class Windows:
@@ -29,7 +30,17 @@ class Windows:
         assert engine is not None
         self.base, self.engine = base, engine
         engine.keep(passes.kept_by(base, engine.core.body, training=True))
-        self.runner = _C.StepRunner(engine.core, for_cpp(trainer.args, trainer._train_batch_size))
+        self.ranks = trainer.args.world_size
+        world = torch.distributed.group.WORLD if self.ranks > 1 else None
+        self.runner = _C.StepRunner(
+            engine.core,
+            for_cpp(trainer.args, trainer._train_batch_size),
+            trainer._counts_tokens,
+            group=world.group_name if world is not None else "",
+            longest_row=longest_rows.of_plan(trainer) if has_budget(trainer.args) else 0,
+        )
+        if has_budget(trainer.args):
+            take_choice(trainer, self.runner.arguments())
         engine.follow()  # the options may have moved weights
         self._adapter = engine.shown
         #: The micro-batches under way, and whether none of them was given to training_step() yet.
@@ -49,11 +60,12 @@ class Windows:
         self.batches, self.is_new = batches, True
 
     def compute(self, trainer: Any, model: Any) -> torch.Tensor:
-        """Gradients of the window. @returns its mean loss: (), on the device."""
+        """Gradients of the window. @returns its mean loss: (), on the device. @raises StopRequested."""
         self.is_new = False
         engine, device, step = self.engine, self.engine.core.device, trainer.state.global_step
         if self._is_first:
             self._is_first, self.runner.global_step = False, step
+            self._run_worst_case(trainer)
             if self._has_scale(trainer):  # a checkpoint's, if the run was resumed
                 self.runner.scaler.load_state_dict(trainer.accelerator.scaler.state_dict())
         if not model.training:
@@ -73,17 +85,32 @@ class Windows:
         if trainer.args.torch_empty_cache_steps and step % trainer.args.torch_empty_cache_steps == 0 and device.type == "cuda":
             torch.cuda.empty_cache()
         with own_dtypes(device):
-            unpadded = None if reason else self._unpadded()
+            unpadded = None if reason else self._unpadded(self.batches)
+            if self.ranks > 1 and self.runner.sum([unpadded is None]) != [0]:  # one process needs autograd, and so do all
+                unpadded = None
             if unpadded is not None:
-                self.runner.gradients(unpadded)
+                if not self.runner.gradients(unpadded, trainer._is_signalled):
+                    raise StopRequested
+                trainer._note_window(self.runner)
         if unpadded is None:
             self._by_autograd(trainer, model)
         return self.runner.mean_loss
 
-    def _unpadded(self) -> list[Any] | None:
-        """The batches for C++; None if transformers computes this window, which is logged."""
+    def _run_worst_case(self, trainer: Any) -> None:
+        """Memory runs out at the start if it ever does, where the longest rows are known."""
+        wanted, device = getattr(trainer.args, "worst_case_first", None), self.engine.core.device
+        if not (device.type != "cpu" if wanted is None else wanted):
+            return
+        largest = longest_rows.largest_batch(trainer)
+        with own_dtypes(device):
+            unpadded = None if largest is None else self._unpadded([largest])
+            if unpadded:
+                self.runner.run_worst_case(*unpadded)
+
+    def _unpadded(self, batches: list[Any]) -> list[Any] | None:
+        """For C++; None if transformers computes one of them, which is logged."""
         found = []
-        for batch in self.batches:
+        for batch in batches:
             repeated = rows.REPEATED if batch.get("position_ids") is not None else set()
             given = {name: value for name, value in batch.items() if name not in repeated}
             reason = passes.beyond(self.engine, self.base, given) or passes.why_padding_counts(given)
@@ -113,7 +140,9 @@ class Windows:
             inputs = trainer._prepare_inputs(batch)
             with trainer.compute_loss_context_manager():
                 loss = trainer.compute_loss(model, inputs, num_items_in_batch=count)
-            loss = loss if is_mean else loss / len(self.batches)
+            if not is_mean:
+                loss = loss / len(self.batches)
+            loss = loss / self.ranks  # transformers multiplies by their number, or expects DistributedDataParallel to average
             (loss * runner.scale().to(loss.device)).backward()
             total += loss.detach()
         runner.take_gradients(total, len(self.batches))
@@ -136,6 +165,10 @@ def _is_foreign(callback: Any) -> bool:
 
 def _own_zero_grad(model: Any) -> Any:
     return functools.partial(type(model).zero_grad, model)
+
+
+class StopRequested(BaseException):
+    """A signal, of whichever process, ends the run here."""
 
 
 class _ZeroedInCpp:
@@ -163,6 +196,8 @@ class WindowSteps(Mixed):
 
     _windows: Windows | None = None
     _filters = False
+    #: Logs show the entropy and the accuracy of predictions.
+    _counts_tokens = False
 
     @contextlib.contextmanager
     def windows_of_run(self) -> Iterator[None]:
@@ -176,6 +211,9 @@ class WindowSteps(Mixed):
             model.zero_grad = _ZeroedInCpp(model)
         try:
             yield
+        except Exception as error:
+            self._windows.runner.report_failure(str(error))
+            raise
         finally:
             if walks:
                 del model.zero_grad
@@ -217,10 +255,9 @@ class WindowSteps(Mixed):
         if self._windows is None:
             return super().get_train_dataloader()
         config = self.accelerator.dataloader_config
-        dispatch, config.dispatch_batches = (
-            config.dispatch_batches,
-            config.dispatch_batches or False,
-        )  # else it moves a stream's
+        dispatch = config.dispatch_batches
+        if dispatch is None and self.args.world_size == 1:  # else accelerate moves those of a stream
+            config.dispatch_batches = False
         try:
             loader = super().get_train_dataloader()
         finally:
@@ -263,6 +300,9 @@ class WindowSteps(Mixed):
         if self._windows is None:
             return super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
         return self._windows.runner.grad_norm
+
+    def _note_window(self, runner: Any) -> None:
+        """C++ has computed a window."""
 
     def floating_point_ops(self, inputs: Any) -> int:
         """transformers' method, without its walk through the model for each micro-batch."""

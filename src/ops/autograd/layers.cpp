@@ -156,10 +156,10 @@ struct Attention : Function<Attention> {
 struct LinearCrossEntropy : Function<LinearCrossEntropy> {
   static variable_list forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                                const std::optional<Tensor>& grad_scale, int64_t chunk_rows, int64_t target_count, double factor,
-                               double cap) {
+                               double cap, const std::optional<Tensor>& statistics) {
     const BelowAutograd below;
     auto [loss, gradient] =
-        ops::linear_cross_entropy(hidden, weight, targets, grad_scale, true, chunk_rows, target_count, {factor, cap});
+        ops::linear_cross_entropy(hidden, weight, targets, grad_scale, true, chunk_rows, target_count, {factor, cap}, statistics);
     ctx->mark_non_differentiable({gradient});
     ctx->save_for_backward({gradient, grad_scale.value_or(Tensor())});
     return {loss, gradient};
@@ -173,7 +173,7 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     const Tensor upstream = saved[1].defined() ? grads[0] / saved[1].reshape({}) : grads[0];
     Tensor gradient = at::empty_like(saved[0]);
     at::mul_out(gradient, saved[0], upstream.reshape({1}));  // one-dimensional: else it is rounded to 16 bits before the product
-    return {gradient, Variable(), Variable(), Variable(), Variable(), Variable(), Variable(), Variable()};
+    return {gradient, Variable(), Variable(), Variable(), Variable(), Variable(), Variable(), Variable(), Variable()};
   }
 };
 
@@ -210,13 +210,16 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
 
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                                                 const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows,
-                                                int64_t target_count, double factor, double cap) {
+                                                int64_t target_count, double factor, double cap,
+                                                const std::optional<Tensor>& statistics) {
   check_frozen("linear_cross_entropy", "the output head", weight);
   if (!wants_gradient(hidden)) {
     const BelowAutograd below;
-    return ops::linear_cross_entropy(hidden, weight, targets, grad_scale, need_gradient, chunk_rows, target_count, {factor, cap});
+    return ops::linear_cross_entropy(hidden, weight, targets, grad_scale, need_gradient, chunk_rows, target_count, {factor, cap},
+                                     statistics);
   }
-  const auto results = LinearCrossEntropy::apply(hidden, weight, targets, grad_scale, chunk_rows, target_count, factor, cap);
+  const auto results =
+      LinearCrossEntropy::apply(hidden, weight, targets, grad_scale, chunk_rows, target_count, factor, cap, statistics);
   return {results[0], results[1]};
 }
 

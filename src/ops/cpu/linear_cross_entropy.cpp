@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <vector>
 
 #include <ATen/Dispatch.h>
@@ -28,12 +29,17 @@ A shaped(A z, A factor, A cap) {
   return cap == 0 ? z * factor : cap * (A{1} - A{2} / (A{1} + simd::exp(z * factor * (A{2} / cap))));
 }
 
-/// −log softmax(logits)[target] of one row, in the accumulate type. With `gradient`, (softmax − onehot)·scale replaces the
-/// logits. `row` holds n elements of scratch: the widened logits, then their exponentials.
+struct RowResult {
+  double loss = 0, entropy = 0;
+  bool is_top = false;
+};
+
+/// Loss −log softmax(logits)[target] and statistics of one row, in the accumulate type. With `gradient`, (softmax − onehot)·scale
+/// replaces the logits. `row` holds n elements of scratch: the widened logits, then their exponentials.
 /// @tparam plain  logits are the products as they are.
 template <class T, bool gradient, bool plain>
-double row_loss(T* logits, accumulate_t<T>* row, int64_t n, int64_t target, accumulate_t<T> scale, accumulate_t<T> factor,
-                accumulate_t<T> cap) {
+RowResult row_loss(T* logits, accumulate_t<T>* row, int64_t n, int64_t target, accumulate_t<T> scale, accumulate_t<T> factor,
+                   accumulate_t<T> cap) {
   using A = accumulate_t<T>;
   A highest = -INFINITY;
 #pragma omp simd reduction(max : highest)
@@ -42,16 +48,20 @@ double row_loss(T* logits, accumulate_t<T>* row, int64_t n, int64_t target, accu
     highest = row[i] > highest ? row[i] : highest;
   }
   const A at_target = row[target];
-  double total = 0.0;
+  const bool is_top = at_target >= highest && std::find(row, row + target, highest) == row + target;
+  double total = 0.0, weighted = 0.0;  // of e^d and e^d·d, where d = logit − highest
   for (int64_t begin = 0; begin < n; begin += 1024) {
     const int64_t end = std::min<int64_t>(n, begin + 1024);
-    A sum = 0;
-#pragma omp simd reduction(+ : sum)
+    A sum = 0, sum_weighted = 0;
+#pragma omp simd reduction(+ : sum, sum_weighted)
     for (int64_t i = begin; i < end; ++i) {
-      row[i] = simd::exp(row[i] - highest);
+      const A d = row[i] - highest;
+      row[i] = simd::exp(d);
       sum += row[i];
+      sum_weighted += row[i] * d;
     }
     total += static_cast<double>(sum);
+    weighted += static_cast<double>(sum_weighted);
   }
   if constexpr (gradient) {
     const A inverse = static_cast<A>(1.0 / total);
@@ -66,12 +76,13 @@ double row_loss(T* logits, accumulate_t<T>* row, int64_t n, int64_t target, accu
       logits[i] = narrow<T>(plain ? row[i] * inverse * scale : row[i] * inverse * scale * slope_at(i));
     logits[target] = narrow<T>(of_target * slope_of_target);
   }
-  return std::log(total) + static_cast<double>(highest) - static_cast<double>(at_target);
+  const double log_total = std::log(total);
+  return {log_total + static_cast<double>(highest) - static_cast<double>(at_target), log_total - weighted / total, is_top};
 }
 
-/// Losses of a chunk into `losses`; its logits become their gradient if that is asked for.
+/// Results of a chunk's rows; its logits become their gradient if that is asked for.
 template <bool gradient, bool plain>
-void chunk_loss(const at::Tensor& logits, const int64_t* targets, double* losses, double scale, LogitRule rule) {
+void chunk_loss(const at::Tensor& logits, const int64_t* targets, RowResult* results, double scale, LogitRule rule) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, logits.scalar_type(), "linear_cross_entropy", [&] {
     using A = accumulate_t<scalar_t>;
     auto* p = logits.mutable_data_ptr<scalar_t>();
@@ -80,8 +91,8 @@ void chunk_loss(const at::Tensor& logits, const int64_t* targets, double* losses
       std::vector<A> scratch(static_cast<size_t>(n));
       simd::vectorized([&, row = scratch.data()] {
         for (int64_t r = begin; r < end; ++r) {
-          losses[r] = row_loss<scalar_t, gradient, plain>(p + r * n, row, n, targets[r], static_cast<A>(scale),
-                                                          static_cast<A>(rule.factor), static_cast<A>(rule.cap));
+          results[r] = row_loss<scalar_t, gradient, plain>(p + r * n, row, n, targets[r], static_cast<A>(scale),
+                                                           static_cast<A>(rule.factor), static_cast<A>(rule.cap));
         }
       });
     });
@@ -91,8 +102,8 @@ void chunk_loss(const at::Tensor& logits, const int64_t* targets, double* losses
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                                         const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
                                                         bool need_gradient, int64_t chunk_rows, int64_t target_count, double factor,
-                                                        double cap) {
-  check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
+                                                        double cap, const std::optional<at::Tensor>& statistics) {
+  check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, statistics, chunk_rows);
   const LogitRule rule = logit_rule(factor, cap);
   const int64_t vocabulary = weight.size(0), all_rows = hidden.size(0);
 
@@ -121,7 +132,7 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
   const int64_t chunk = std::min(chunk_rows, count);
   const at::Tensor logits_buffer = at::empty({chunk, vocabulary}, hidden.options());
   const at::Tensor index = everything ? at::Tensor() : at::from_blob(rows.data(), {count}, all_targets.options());
-  std::vector<double> losses(rows.size());
+  std::vector<RowResult> results(rows.size());
   for (int64_t begin = 0; begin < count; begin += chunk) {
     const int64_t size = std::min(chunk, count - begin);
     const at::Tensor chunk_index = everything ? at::Tensor() : index.narrow(0, begin, size);
@@ -129,7 +140,7 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
     const at::Tensor logits = logits_buffer.narrow(0, 0, size);
     cpu::multiply_transposed(logits, h, weight);
     const auto form = [&](auto gradient_wanted, auto plain) {
-      chunk_loss<gradient_wanted, plain>(logits, labels.data() + begin, losses.data() + begin, scale, rule);
+      chunk_loss<gradient_wanted, plain>(logits, labels.data() + begin, results.data() + begin, scale, rule);
     };
     using std::bool_constant;
     if (need_gradient)
@@ -145,8 +156,17 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
       gradient.index_copy_(0, chunk_index, compact);
     }
   }
-  double loss = 0.0;
-  for (const double row : losses) loss += row;
+  double loss = 0.0, entropy = 0.0;
+  int64_t correct = 0;
+  for (const RowResult& row : results) {
+    loss += row.loss;
+    entropy += row.entropy;
+    correct += row.is_top ? 1 : 0;
+  }
+  if (statistics) {
+    statistics->select(0, 0).add_(entropy);
+    statistics->select(0, 1).add_(correct);
+  }
   return {at::full({}, loss, hidden.options().dtype(accumulate_type(hidden))), gradient};
 }
 

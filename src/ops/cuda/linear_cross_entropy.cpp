@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
 #include <torch/library.h>
 
 #include "../cuda_memory.hpp"
@@ -19,9 +20,9 @@ namespace {
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden_in, const at::Tensor& weight,
                                                         const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
                                                         bool need_gradient, int64_t chunk_rows, int64_t target_count, double factor,
-                                                        double cap) {
+                                                        double cap, const std::optional<at::Tensor>& statistics) {
   constexpr std::string_view kOp = "linear_cross_entropy";
-  check_linear_cross_entropy(kOp, hidden_in, weight, targets, grad_scale, chunk_rows);
+  check_linear_cross_entropy(kOp, hidden_in, weight, targets, grad_scale, statistics, chunk_rows);
   gpu::check_device(kOp, "targets", targets, hidden_in);
   const LogitRule rule = logit_rule(factor, cap);
   const cuda::Float type = gpu::float_type(kOp, hidden_in);
@@ -37,8 +38,9 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
 
   const int64_t count = target_count < 0 ? all_rows : target_count;
   const at::Tensor all_targets = targets.contiguous();
-  const CrossEntropyBuffers buffers(hidden, vocabulary, all_targets.options(), count, chunk_rows, need_gradient);
-  const auto& [index, own_labels, gradient, losses, total, logits_buffer, rows_buffer, chunk] = buffers;
+  const CrossEntropyBuffers buffers(hidden, vocabulary, all_targets.options(), count, chunk_rows, need_gradient,
+                                    statistics.has_value());
+  const auto& [index, own_labels, gradient, losses, total, logits_buffer, rows_buffer, of_rows, chunk] = buffers;
   const bool everything = !index.defined();
   const at::Tensor& labels = everything ? all_targets : own_labels;
   if (!everything) {
@@ -56,6 +58,11 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
     }
     at::Tensor logits = logits_buffer.narrow(0, 0, size);
     at::mm_out(logits, rows, weight.t());
+    if (of_rows.defined()) {
+      C10_CUDA_CHECK(cuda::row_statistics(type, logits.const_data_ptr(), padded, labels.const_data_ptr<int64_t>() + begin,
+                                          of_rows.mutable_data_ptr<float>() + begin, count, size, vocabulary,
+                                          static_cast<float>(rule.factor), static_cast<float>(rule.cap), launch.stream()));
+    }
     C10_CUDA_CHECK(cuda::cross_entropy(type, logits.mutable_data_ptr(), padded, labels.const_data_ptr<int64_t>() + begin,
                                        losses.mutable_data_ptr<float>() + begin, scale_data, need_gradient, size, vocabulary,
                                        static_cast<float>(rule.factor), static_cast<float>(rule.cap), launch.stream()));
@@ -68,6 +75,7 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
     }
   }
   C10_CUDA_CHECK(cuda::sum_losses(losses.const_data_ptr<float>(), count, total.mutable_data_ptr<float>(), launch.stream()));
+  if (of_rows.defined()) at::Tensor(*statistics).add_(of_rows.sum(1));
   return {total, gradient};
 }
 
