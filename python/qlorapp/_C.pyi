@@ -359,7 +359,7 @@ class StepRunner:
         """As JSON: those that were given, with what a memory_budget chose."""
     def run_worst_case(self, largest: UnpaddedBatch) -> None:
         """Forward and backward without an update: memory runs out here if it ever does."""
-    def gradients(self, window: collections.abc.Sequence[UnpaddedBatch], stop_now: collections.abc.Callable[[], bool]=None) -> bool:
+    def gradients(self, window: collections.abc.Sequence[UnpaddedBatch], stop_now: collections.abc.Callable[[], bool]) -> bool:
         """Forward and backward of a step's micro-batches. False if stop_now() was true on a rank between two of them: then nothing has changed."""
     def sum(self, values: collections.abc.Sequence[typing.SupportsInt]) -> list[int]:
         """Over the ranks. Synchronizes."""

@@ -42,7 +42,7 @@ void bind_steps(py::module_& m) {
       .def(
           "run_worst_case", [](StepRunner& self, const UnpaddedBatch& largest) { self.run_worst_case(largest.batch); },
           py::arg("largest"), NoGil(), "Forward and backward without an update: memory runs out here if it ever does.")
-      .def("gradients", &gradients, py::arg("window"), py::arg("stop_now") = std::function<bool()>(), NoGil(),
+      .def("gradients", &gradients, py::arg("window"), py::arg("stop_now"), NoGil(),
            "Forward and backward of a step's micro-batches. False if stop_now() was true on a rank between two of them: then "
            "nothing has "
            "changed.")

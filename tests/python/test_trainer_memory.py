@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options about memory in the C++ loop: they change what a step holds, and no number."""
 
+import functools
 import logging
 
+import datasets
 import pytest
 import qlorapp
 import torch
 import transformers
+from qlorapp.hf import longest_rows
 from qlorapp.hf.forward import engine_of
 from tiny_llama import folder  # noqa: F401  (a fixture)
 from tiny_run import write_model
-from tiny_trainer import adapted, assert_same_run, base_model, in_cpp, losses, trained
+from tiny_trainer import adapted, assert_same_run, base_model, by_windows, in_cpp, losses, rows, trained
 
 OPTIONS = {
     "blocks keep their attention": {"gradient_checkpointing": True, "checkpoint_keep": "attention_only"},
@@ -19,39 +22,40 @@ OPTIONS = {
 }  # fmt: skip
 
 
+# C++ computes the run, or the windows of transformers' loop.
+RUNS = {"run": functools.partial(trained, qlorapp.Trainer), "windows": by_windows}
+either = pytest.mark.parametrize("by", RUNS)
+
+
 @pytest.fixture(scope="module")
 def plain(folder, tmp_path_factory):
     return trained(qlorapp.Trainer, folder, tmp_path_factory.mktemp("plain"))
 
 
+@either
 @pytest.mark.parametrize("case", OPTIONS)
-def test_a_run_that_holds_less_is_the_same_run(folder, tmp_path, plain, case):
-    trainer = trained(qlorapp.Trainer, folder, tmp_path, **OPTIONS[case])
-    assert in_cpp(trainer)
+def test_a_run_that_holds_less_is_the_same_run(folder, tmp_path, plain, case, by):
+    trainer = RUNS[by](folder, tmp_path, **OPTIONS[case])
+    assert in_cpp(trainer) == (by == "run")
     assert_same_run(trainer, plain)
 
 
-def test_auto_find_batch_size_shrinks_a_micro_batch_that_cannot_fit(folder, tmp_path, plain):
+@either
+def test_auto_find_batch_size_shrinks_a_micro_batch_that_cannot_fit(folder, tmp_path, plain, by):
     """The plan shrinks it before the first step; accumulation grows, and the effective batch stays."""
     options = {"auto_find_batch_size": True, "max_steps": 1}
-    trainer = trained(
-        qlorapp.Trainer,
-        folder,
-        tmp_path,
-        per_device_train_batch_size=1 << 20,
-        gradient_accumulation_steps=2,
-        **options,
-    )
+    trainer = RUNS[by](folder, tmp_path, per_device_train_batch_size=1 << 20, gradient_accumulation_steps=2, **options)
     batch, windows = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
-    assert in_cpp(trainer) and batch < 1 << 20 and batch * windows == 1 << 21
-    assert trained(qlorapp.Trainer, folder, tmp_path, **options).args.per_device_train_batch_size == 4  # there is room
+    assert in_cpp(trainer) == (by == "run") and batch < 1 << 20 and batch * windows == 1 << 21
+    assert RUNS[by](folder, tmp_path, **options).args.per_device_train_batch_size == 4  # there is room
     whole = trained(
         qlorapp.Trainer, folder, tmp_path, max_steps=1, per_device_train_batch_size=26, gradient_accumulation_steps=1
     )
     assert losses(trainer) == pytest.approx(losses(whole), rel=1e-5)
 
 
-def test_a_budget_that_keeps_everything_leaves_no_recompute_behind(folder, tmp_path):
+@either
+def test_a_budget_that_keeps_everything_leaves_no_recompute_behind(folder, tmp_path, by):
     """Also of a model that was made ready for checkpointing: the budget decides, in C++ and in the modules that evaluate."""
 
     class Kept(transformers.TrainerCallback):
@@ -63,14 +67,37 @@ def test_a_budget_that_keeps_everything_leaves_no_recompute_behind(folder, tmp_p
         base = qlorapp.prepare_model_for_kbit_training(base_model(folder))
         model = adapted(base)
         options = {"memory_budget": "4GiB", "max_steps": 2, **more}
-        trainer = trained(qlorapp.Trainer, folder, tmp_path, model=model, more={"callbacks": [Kept()]}, **options)
-        assert in_cpp(trainer) and trainer.args.checkpoint_keep == ["everything"]
+        trainer = RUNS[by](folder, tmp_path, model=model, more={"callbacks": [Kept()]}, **options)
+        assert in_cpp(trainer) == (by == "run") and trainer.args.checkpoint_keep == ["everything"]
         assert seen == [{"everything"}] * 2
 
 
-def test_a_budget_that_nothing_fits_names_the_ways_out(folder, tmp_path):
+@either
+def test_a_budget_that_nothing_fits_names_the_ways_out(folder, tmp_path, by):
     with pytest.raises(ValueError, match=r"\[memory_budget\] 64.0 KiB are not enough: .* Ways out: a larger memory_budget"):
-        trained(qlorapp.Trainer, folder, tmp_path, memory_budget="64KiB")
+        RUNS[by](folder, tmp_path, memory_budget="64KiB")
+
+
+def test_a_budget_plans_for_the_longest_row_of_each_kind_of_data(folder, tmp_path):
+    made = rows(26)
+    arrow = datasets.Dataset.from_list(
+        [*made, {**made[0], "input_ids": [5] * 90, "labels": [5] * 90, "attention_mask": [1] * 90}]
+    )
+    assert longest_rows.lengths(arrow, may_read=False) == [len(row["input_ids"]) for row in arrow]
+    assert longest_rows.lengths(arrow.select([26, 3]), may_read=False) == [90, len(made[3]["input_ids"])]
+    assert longest_rows.lengths(made, may_read=True) == [len(row["input_ids"]) for row in made]
+    assert longest_rows.lengths(made, may_read=False) is None  # reading them may cost as much as training
+    assert longest_rows.lengths(arrow.to_iterable_dataset(), may_read=True) is None
+    with pytest.raises(ValueError, match="the rows are not known before they come. Train on a data set that has a length"):
+        by_windows(folder, tmp_path, data=arrow.to_iterable_dataset(), max_steps=1, memory_budget="2GiB")
+
+
+def test_the_largest_micro_batch_runs_first(folder, tmp_path, caplog):
+    arrow = datasets.Dataset.from_list(rows(26))
+    longest = sum(sorted(map(len, arrow["input_ids"]))[-4:])
+    with caplog.at_level(logging.INFO, logger="qlorapp"):
+        by_windows(folder, tmp_path, data=arrow, max_steps=1, worst_case_first=True)
+    assert f"ran the largest micro-batch of the data: 4 rows with {longest} tokens" in caplog.text
 
 
 def test_fp8_trains_in_eight_bits_and_says_where_it_cannot(tmp_path):

@@ -10,17 +10,7 @@ import qlorapp
 import torch
 import transformers
 from tiny_llama import folder  # noqa: F401  (a fixture)
-from tiny_trainer import adapters, assert_same_run, in_cpp, losses, made, rows, tokenizer, trained
-
-
-class ByRows:
-    """A collator that is not known: the C++ loop cannot read rows through it one by one."""
-
-    def __init__(self):
-        self.theirs = transformers.DataCollatorForSeq2Seq(tokenizer())
-
-    def __call__(self, given):
-        return self.theirs(given)
+from tiny_trainer import ByRows, adapters, assert_same_run, by_windows, in_cpp, losses, made, rows, trained
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -29,21 +19,6 @@ class Stream(torch.utils.data.IterableDataset):
 
     def __iter__(self):
         return iter(rows(self.count))
-
-
-def by_windows(folder, output, kind=qlorapp.Trainer, **options):
-    """A run by windows. Checks that it was one."""
-    found = []
-
-    class Watched(kind):
-        def windows_of_run(self):
-            found.append(self)
-            return super().windows_of_run()
-
-    more = {"data_collator": ByRows(), **options.pop("more", {})}
-    trainer = trained(Watched, folder, output, more=more, **options)
-    assert found and not in_cpp(trainer)
-    return trainer
 
 
 OPTIONS = {

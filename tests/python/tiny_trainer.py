@@ -72,6 +72,31 @@ def trained(kind, folder, output_dir, *, resume=None, **options):
     return trainer
 
 
+class ByRows:
+    """A collator that is not known: the C++ loop cannot read rows through it one by one."""
+
+    def __init__(self):
+        self.theirs = transformers.DataCollatorForSeq2Seq(tokenizer())
+
+    def __call__(self, given):
+        return self.theirs(given)
+
+
+def by_windows(folder, output, kind=qlorapp.Trainer, **options):
+    """A run by windows. Checks that it was one."""
+    found = []
+
+    class Watched(kind):
+        def windows_of_run(self):
+            found.append(self)
+            return super().windows_of_run()
+
+    more = {"data_collator": ByRows(), **options.pop("more", {})}
+    trainer = trained(Watched, folder, output, more=more, **options)
+    assert found and not in_cpp(trainer)
+    return trainer
+
+
 def in_cpp(trainer):
     """Did the C++ loop compute the trainer's last run?"""
     return trainer._shown[0] is not None

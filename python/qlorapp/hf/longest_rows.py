@@ -30,14 +30,16 @@ def lengths(data: Any, may_read: bool) -> list[int] | None:
 
 def of_plan(trainer: Any) -> int:
     """The tokens of the longest row. @raises ValueError if they are not known before the rows come, and no argument says it."""
-    most = getattr(trainer.args, "max_length", None)
     found = lengths(trainer.get_train_dataloader().dataset, may_read=True)
-    if found is None and most is None:
+    if found is not None:
+        return max(found, default=0)
+    most = getattr(trainer.args, "max_length", None)
+    if most is None:
         raise ValueError(
             "[Trainer] memory_budget and auto_find_batch_size plan for the longest row, and the rows are not known before they come. Train on a "
             "data set that has a length and input_ids, or by SFTTrainer with max_length; or leave them out."
         )
-    return max(found, default=0) if found is not None else int(most)
+    return int(most)
 
 
 def largest_batch(trainer: Any) -> Any:
