@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four-bit kernels at edge shapes, for compute-sanitizer. Values: tests/python/test_cuda_four_bit.py.
+// Four-bit kernels at edge shapes, for compute-sanitizer. Values: tests/python/test_four_bit_rule.py.
 #include "cuda/dequantize_4bit.hpp"
 #include "cuda/float8.hpp"
 #include "cuda/gemm_4bit.hpp"

@@ -3,11 +3,11 @@
 
 from mutant import cpp, py, within
 
-SAME_BITS = cpp("ops", "scalar")
+SAME_BITS = py("test_four_bit_rule.py", "instruction_set")
 NEAREST = cpp("ops", "codes are nearest in double precision")
-MIDPOINT = cpp("ops", "a midpoint is quantized to the entry below it")
+MIDPOINT = py("test_four_bit_rule.py", "a_tie_goes")
 NESTED = cpp("quant", "double quantization stores")
-PEER_SHAPES = py("test_nf4_parity.py", "awkward_shapes")
+PEER_SHAPES = py("test_four_bit_rule.py", "codes_and_scales and lengths")
 KERNELS = tuple(f"src/ops/cpu/quantize_4bit_{each}.cpp" for each in ("scalar", "avx2", "avx512"))
 
 MUTANTS = [

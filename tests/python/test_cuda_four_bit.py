@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four-bit weights on a GPU: bit-equal to the CPU operators, and in compat mode to bitsandbytes' CUDA build."""
+"""Four-bit weights on a GPU: stacks, products and sizes beyond 32 bits. The rule itself: test_four_bit_rule.py."""
 
 import pytest
 import torch
+from four_bit_cases import DTYPES, same
 
 ops = torch.ops.qlorapp
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-TYPES = ["nf4", "fp4"]
-BLOCKS = [32, 64, 128, 256, 512, 1024, 2048, 4096]
 EVERYWHERE = ["cpu", "cuda"]
 
 
@@ -18,14 +16,6 @@ def _gpu(request):
         pytest.skip("no GPU here")
 
 
-def bits(tensor):
-    return tensor.cpu().contiguous().flatten().view(torch.uint8)
-
-
-def same(a, b):
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
-
-
 def nest(absmax, block_size=256):
     offset = absmax.mean()
     codes, nested_absmax = ops.quantize_blockwise(absmax - offset, block_size)
@@ -34,115 +24,6 @@ def nest(absmax, block_size=256):
 
 def to(device, *tensors):
     return [tensor.to(device) for tensor in tensors]
-
-
-@pytest.mark.parametrize("quant_type", TYPES)
-@pytest.mark.parametrize("block_size", BLOCKS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_codes_scales_and_values_equal_the_cpu(dtype, block_size, quant_type):
-    shapes = [
-        (0,),
-        (1,),
-        (2,),
-        (31,),
-        (33, 7),
-        (block_size - 1,),
-        (block_size + 1,),
-        (3, block_size),
-        (40, 352),
-        (5, 3, 77),
-        (257, 300),
-    ]
-    for shape in shapes:
-        weight = (torch.randn(shape) * 0.02).to(dtype)
-        packed, absmax = ops.quantize_4bit(weight, block_size, quant_type)
-        got = ops.quantize_4bit(weight.cuda(), block_size, quant_type)
-        assert same(got[0], packed) and same(got[1], absmax)
-        for out in (*DTYPES, torch.float64):
-            expected = ops.dequantize_4bit(packed, absmax, list(shape), block_size, quant_type, out)
-            assert same(ops.dequantize_4bit(packed.cuda(), absmax.cuda(), list(shape), block_size, quant_type, out), expected)
-        if weight.numel() == 0:
-            continue
-        for nested_block in (256, 3):
-            nested = nest(absmax, nested_block)
-            for out in DTYPES:
-                arguments = (list(shape), block_size, nested_block, quant_type, out)
-                expected = ops.dequantize_4bit_nested(packed, *nested, *arguments)
-                assert same(ops.dequantize_4bit_nested(*to("cuda", packed, *nested), *arguments), expected)
-
-
-@pytest.mark.parametrize("quant_type", TYPES)
-@pytest.mark.parametrize("scale", [1e-44, 1e-40, 1e-38, 2.0**-126, 1e-20, 1.0, 1e20, 2.0**126, 3.4e38])
-def test_magnitudes_from_subnormal_to_the_largest(scale, quant_type):
-    weight = torch.randn(64, 64)
-    weight = weight / weight.abs().amax(1, keepdim=True) * scale
-    got, expected = ops.quantize_4bit(weight.cuda(), 64, quant_type), ops.quantize_4bit(weight, 64, quant_type)
-    assert same(got[0], expected[0]) and same(got[1], expected[1])
-
-
-@pytest.mark.parametrize("quant_type", TYPES)
-def test_every_16_bit_value_and_ties_at_all_midpoints(quant_type):
-    for dtype in (torch.float16, torch.bfloat16):
-        values = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
-        values = values[values.isfinite()][:63488].view(-1, 62)
-        for anchor in (torch.finfo(dtype).max, 1.0, 0.0173, torch.finfo(dtype).smallest_normal):
-            largest = torch.full((values.shape[0], 2), anchor, dtype=dtype)
-            inside = torch.where(values.abs() <= anchor, values, torch.zeros_like(values))
-            weight = torch.cat([inside, largest], 1)
-            assert same(ops.quantize_4bit(weight.cuda(), 64, quant_type)[0], ops.quantize_4bit(weight, 64, quant_type)[0])
-    entries = (
-        ops.dequantize_4bit(
-            torch.tensor([[2 * k * 16 + 2 * k + 1] for k in range(8)], dtype=torch.uint8),
-            torch.ones(1),
-            [16],
-            64,
-            quant_type,
-            torch.float32,
-        )
-        .sort()
-        .values
-    )
-    absmax = torch.cat([torch.tensor([1.0, 0.5, 3e37, 1.2e-38]), torch.rand(2000) * 10 + 1e-3])[:, None]
-    ties = (entries[1:] + entries[:-1]) / 2 * absmax
-    infinity = torch.tensor(float("inf"))
-    weight = torch.cat([absmax, ties, ties.nextafter(infinity), ties.nextafter(-infinity), torch.zeros(len(absmax), 18)], 1)
-    assert same(ops.quantize_4bit(weight.cuda(), 64, quant_type)[0], ops.quantize_4bit(weight, 64, quant_type)[0])
-
-
-def test_zero_blocks_hold_the_code_of_zero():
-    packed, absmax = ops.quantize_4bit(torch.zeros(138, device="cuda"))
-    assert (packed == 0x77).all() and (absmax == 0).all()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("block_size", [32, 64, 4096])
-def test_what_is_not_finite_is_refused_with_the_words_of_the_cpu(value, block_size):
-    weight = torch.randn(300, 70)
-    weight[291, 3] = weight[20, 69] = value
-    messages = []
-    for device in EVERYWHERE:
-        with pytest.raises(
-            ValueError, match=rf"weight must be finite; got -?(nan|inf) at flat index {20 * 70 + 69}\."
-        ) as error:
-            ops.quantize_4bit(weight.to(device), block_size)
-        messages.append(str(error.value).split("\n")[0])
-    assert messages[0] == messages[1]
-    with pytest.raises(ValueError, match=f"x must be finite; got .* at flat index {20 * 70 + 69}"):
-        ops.quantize_blockwise(weight.cuda())
-
-
-@pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("block_size", [1, 7, 256, 4096])
-def test_eight_bit_blocks_equal_the_cpu(signed, block_size):
-    x = torch.randn(30_011) * torch.logspace(-6, 3, 30_011)
-    x[500:900] = 0
-    x = x if signed else x.abs()
-    codes, absmax = ops.quantize_blockwise(x, block_size, signed)
-    got = ops.quantize_blockwise(x.cuda(), block_size, signed)
-    assert same(got[0], codes) and same(got[1], absmax)
-    for dtype in DTYPES:
-        expected = ops.dequantize_blockwise(codes, absmax, block_size, signed, dtype)
-        assert same(ops.dequantize_blockwise(*to("cuda", codes, absmax), block_size, signed, dtype), expected)
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
@@ -338,83 +219,3 @@ def test_beyond_two_to_the_31_elements():
         weight[begin:].clone(), 64, "fp4"
     )  # its CUDA form, whose small sizes are bitsandbytes' own
     assert same(compat[0][begin // 2 :], of_the_end[0]) and same(compat[1][begin // 64 :], of_the_end[1])
-
-
-class TestAgainstBitsandbytes:
-    """Its CUDA build, not its CPU build: they differ near midpoints and at zero blocks."""
-
-    @pytest.fixture(autouse=True)
-    def peer(self):
-        pytest.importorskip("bitsandbytes")
-        from bitsandbytes import functional
-
-        self.functional = functional
-
-    def assert_same(self, weight, block_size, quant_type):
-        packed, absmax = ops.quantize_4bit_bnb(weight, block_size, quant_type)
-        peer_packed, peer_absmax = torch.ops.bitsandbytes.quantize_4bit.default(weight, block_size, quant_type, torch.uint8)
-        assert same(packed, peer_packed), f"{(packed != peer_packed).sum()} bytes differ"
-        assert torch.equal(absmax.nan_to_num(7, 8, 9), peer_absmax.nan_to_num(7, 8, 9))
-
-    @pytest.mark.parametrize("quant_type", TYPES)
-    @pytest.mark.parametrize("block_size", BLOCKS)
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_codes(self, dtype, block_size, quant_type):
-        for shape in ((1,), (31,), (33, 7), (block_size - 1,), (block_size + 1,), (40, 352), (257, 300)):
-            self.assert_same((torch.randn(shape, device="cuda") * 0.02).to(dtype), block_size, quant_type)
-
-    @pytest.mark.parametrize("quant_type", TYPES)
-    def test_ties_and_edges(self, quant_type):
-        book = self.functional.get_4bit_type(quant_type, device="cuda").sort().values
-        absmax = torch.cat([torch.tensor([1.0, 0.5, 2.0**-126, 1e-40, 3e38]), torch.rand(3000) * 10 + 1e-3]).cuda()[:, None]
-        ties = (book[1:] + book[:-1]) / 2 * absmax
-        infinity = torch.tensor(float("inf"), device="cuda")
-        weight = torch.cat(
-            [absmax, ties, ties.nextafter(infinity), ties.nextafter(-infinity), torch.zeros(len(absmax), 18, device="cuda")], 1
-        )
-        self.assert_same(weight, 64, quant_type)
-        zeros = torch.zeros(202, device="cuda")
-        zeros[64:128] = -0.0
-        self.assert_same(zeros, 64, quant_type)
-        assert (ops.quantize_4bit_bnb(zeros, 64, quant_type)[0] == 0).all()
-        for value in (float("nan"), float("inf"), float("-inf")):
-            for n, at in ((256, 70), (200, 199), (8192, 5000)):
-                weight = torch.randn(n, device="cuda")
-                weight[at] = value
-                self.assert_same(weight, 64, quant_type)
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("quant_type", TYPES)
-    def test_double_quantization_and_values(self, quant_type, dtype):
-        for shape in ((64, 64), (17, 352), (512, 300), (1024, 4096)):
-            weight = (torch.randn(shape, device="cuda") * 0.02).to(dtype)
-            peer_packed, state = self.functional.quantize_4bit(weight, compress_statistics=True, quant_type=quant_type)
-            packed, absmax = ops.quantize_4bit_bnb(weight, 64, quant_type)
-            offset = absmax.mean()
-            codes, nested_absmax = ops.quantize_blockwise_bnb(absmax - offset)
-            assert same(packed, peer_packed) and same(codes, state.absmax) and same(nested_absmax, state.state2.absmax)
-            values = ops.dequantize_4bit_nested(packed, codes, nested_absmax, offset, list(shape), 64, 256, quant_type, dtype)
-            assert torch.equal(values, self.functional.dequantize_4bit(peer_packed, state))  # FP4's second zero is -0 there
-
-    @pytest.mark.parametrize("quant_type", TYPES)
-    @pytest.mark.parametrize("block_size", BLOCKS)
-    def test_values(self, block_size, quant_type):
-        for dtype in DTYPES:
-            weight = (torch.randn(257, 304, device="cuda") * 0.02).to(dtype)
-            peer_packed, state = self.functional.quantize_4bit(weight, blocksize=block_size, quant_type=quant_type)
-            packed, absmax = ops.quantize_4bit_bnb(weight, block_size, quant_type)
-            values = ops.dequantize_4bit(packed, absmax, list(weight.shape), block_size, quant_type, dtype)
-            assert torch.equal(values, self.functional.dequantize_4bit(peer_packed, state))
-
-    @pytest.mark.parametrize("signed", [True, False])
-    @pytest.mark.parametrize("scale", [1e-42, 1e-30, 0.02, 1e30, 1e38])
-    def test_eight_bit_codes(self, scale, signed):
-        x = (torch.randn(256 * 300 + 17, device="cuda") * scale).clamp(-3.4e38, 3.4e38)
-        x = x if signed else x.abs()
-        x[:4096] = 0
-        x[5000] = float("nan")
-        table = self.functional.create_dynamic_map(signed=signed).cuda()
-        for block_size in (64, 256, 4096):
-            got = ops.quantize_blockwise_bnb(x, block_size, signed)
-            expected = torch.ops.bitsandbytes.quantize_blockwise.default(x, table, block_size)
-            assert same(got[0], expected[0]) and same(got[1], expected[1])

@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 import torch
+from four_bit_cases import DTYPES, same
 
 bnb = pytest.importorskip("bitsandbytes")
 from bitsandbytes import functional as peer  # noqa: E402
@@ -100,3 +101,38 @@ def test_values_come_back_as_entry_times_absmax(dtype):
     table = peer.create_dynamic_map()
     expected = (table[codes.flatten().long()] * absmax.repeat_interleave(100)[: codes.numel()]).view(37, 41).to(dtype)
     assert torch.equal(ops.dequantize_blockwise(codes, absmax, 100, True, dtype), expected)
+
+
+# --- on a GPU
+
+of_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@of_gpu
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("block_size", [1, 7, 256, 4096])
+def test_a_gpu_gives_the_bits_of_the_cpu(signed, block_size):
+    x = torch.randn(30_011) * torch.logspace(-6, 3, 30_011)
+    x[500:900] = 0
+    x = x if signed else x.abs()
+    codes, absmax = ops.quantize_blockwise(x, block_size, signed)
+    got = ops.quantize_blockwise(x.cuda(), block_size, signed)
+    assert same(got[0], codes) and same(got[1], absmax)
+    for dtype in DTYPES:
+        expected = ops.dequantize_blockwise(codes, absmax, block_size, signed, dtype)
+        assert same(ops.dequantize_blockwise(codes.cuda(), absmax.cuda(), block_size, signed, dtype), expected)
+
+
+@of_gpu
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("scale", [1e-42, 1e-30, 0.02, 1e30, 1e38])
+def test_compat_codes_on_a_gpu_are_those_of_the_peers_cuda_build(scale, signed):
+    x = (torch.randn(256 * 300 + 17, device="cuda") * scale).clamp(-3.4e38, 3.4e38)
+    x = x if signed else x.abs()
+    x[:4096] = 0
+    x[5000] = float("nan")
+    table = peer.create_dynamic_map(signed=signed).cuda()
+    for block_size in (64, 256, 4096):
+        got = ops.quantize_blockwise_bnb(x, block_size, signed)
+        expected = torch.ops.bitsandbytes.quantize_blockwise.default(x, table, block_size)
+        assert same(got[0], expected[0]) and same(got[1], expected[1])
