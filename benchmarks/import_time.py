@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the time that `import qlorapp` adds to torch's import, in fresh processes, and its slowest modules.
+"""Measures imports, and a script from its start to the end of its first step, in fresh processes, in turn with the peers'.
 
-    python benchmarks/import_time.py [--rounds 7]
+    python benchmarks/import_time.py [--rounds 7] [--model FOLDER]
 
-Peers in the same run: torch, imported first each time, and then transformers, which qlorapp does not import. A first, uncounted process warms
-the page cache.
+`import qlorapp` is beside transformers' behind torch's own import. The scripts load FOLDER in four bits, add adapters and train one step by Trainer:
+ours, and that of transformers, PEFT and bitsandbytes; beside them stands a bare `import torch, transformers, peft`. A first, uncounted
+process of each warms the page cache.
 """
 
 import argparse
+import pathlib
 import platform
 import re
 import statistics
@@ -20,13 +22,33 @@ begin = time.perf_counter(); import torch
 middle = time.perf_counter(); import {name}
 print(middle - begin, time.perf_counter() - middle)
 """
+BARE = """
+import time
+begin = time.perf_counter()
+import torch, transformers, peft
+print(time.perf_counter() - begin)
+"""
+SCRIPT = """
+import time
+begin = time.perf_counter()
+{imports}
+model = AutoModelForCausalLM.from_pretrained({model!r}, quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"))
+model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+args = TrainingArguments(output_dir="unused", max_steps=1, save_strategy="no", report_to="none", disable_tqdm=True)
+Trainer(model, args, train_dataset=[dict(input_ids=[3, 4, 5, 6], labels=[3, 4, 5, 6])] * 8).train()
+print(time.perf_counter() - begin)
+"""
+NAMES = "AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments"
+OURS = f"from qlorapp import {NAMES}, LoraConfig, get_peft_model"
+THEIRS = f"from transformers import {NAMES}\nfrom peft import LoraConfig, get_peft_model"
 
 
-def timed(name: str) -> tuple[float, float]:
-    """Seconds of (import torch, then import name) in a fresh process."""
-    done = subprocess.run([sys.executable, "-c", TIMED.format(name=name)], capture_output=True, text=True, check=True)
-    of_torch, of_name = done.stdout.split()[-2:]
-    return float(of_torch), float(of_name)
+def printed(code: str) -> list[float]:
+    """The numbers in the last line of a fresh process."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+    return [float(word) for word in done.stdout.splitlines()[-1].split()]
 
 
 def slowest(count: int) -> list[str]:
@@ -38,19 +60,40 @@ def slowest(count: int) -> list[str]:
     return [f"{name} {int(own) / 1000:.1f} ms" for own, name in sorted(found, key=lambda entry: -int(entry[0]))[:count]]
 
 
+def show(label: str, values: list[float]) -> float:
+    middle = statistics.median(values)
+    print(f"{label:44} {middle:.3f} s ({min(values):.3f} … {max(values):.3f})")
+    return middle
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--model", default=str(pathlib.Path(__file__).parents[1] / "examples/data/tiny-llama"))
+    options = parser.parse_args()
     print(
-        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {rounds} rounds, median (least … most)"
+        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {options.rounds} rounds, median (least … most)"
     )
     for name in ("qlorapp", "transformers"):
-        timed(name)
-        pairs = [timed(name) for _ in range(rounds)]
-        for label, values in (("torch", [p[0] for p in pairs]), (f"{name} behind it", [p[1] for p in pairs])):
-            print(f"{label:22} {statistics.median(values):.3f} s ({min(values):.3f} … {max(values):.3f})")
+        code = TIMED.format(name=name)
+        printed(code)
+        pairs = [printed(code) for _ in range(options.rounds)]
+        show("torch", [pair[0] for pair in pairs])
+        show(f"{name} behind it", [pair[1] for pair in pairs])
     print("of qlorapp:", ", ".join(slowest(6)))
+    programs = {
+        "import torch, transformers, peft": BARE,
+        "qlorapp until its first step": SCRIPT.format(imports=OURS, model=options.model),
+        "transformers, PEFT, bitsandbytes until theirs": SCRIPT.format(imports=THEIRS, model=options.model),
+    }
+    found: dict[str, list[float]] = {label: [] for label in programs}
+    for round_number in range(options.rounds + 1):
+        for label, code in programs.items():
+            (seconds,) = printed(code)
+            if round_number > 0:
+                found[label].append(seconds)
+    bare, ours, theirs = (show(label, values) for label, values in found.items())
+    print(f"qlorapp: {ours - bare:.2f} s above the bare import; the peers take {theirs / ours:.2f} times as long")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,16 @@ def test_the_import_brings_no_package_that_is_not_needed_yet(build_dir):
     assert others <= {"qlorapp", "torch", "numpy"}, others
 
 
+def test_trainers_names_do_without_trl(build_dir):
+    code = (
+        "import sys, qlorapp; "
+        "qlorapp.AutoModelForCausalLM, qlorapp.get_peft_model, qlorapp.Trainer, qlorapp.TrainingArguments; print('trl' in sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(build_dir / "python")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
 def test_the_import_beyond_torchs_takes_less_than_three_tenths_of_a_second(build_dir):
     code = (
         "import sys, torch, time; t = time.process_time(); import qlorapp; took = time.process_time() - t; "

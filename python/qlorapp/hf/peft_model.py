@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 import peft
-import trl
 
 from . import lora4bit  # noqa: F401  (registers the layers over Linear4bit)
 from .adapter_files import saves_together
@@ -19,7 +18,11 @@ def get_peft_model(*args: Any, **options: Any) -> Any:
 
 def get_peft_config(given: Any) -> Any:
     """PEFT's function of this name for a dict, TRL's for a ModelConfig."""
-    return (peft if isinstance(given, dict) else trl).get_peft_config(given)
+    if isinstance(given, dict):
+        return peft.get_peft_config(given)
+    from trl import get_peft_config as of_trl  # type: ignore[attr-defined]  # not at the top: only its scripts have such a config
+
+    return of_trl(given)
 
 
 def prepare_model_for_kbit_training(

@@ -3,13 +3,13 @@
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import datasets  # type: ignore[import-untyped]  # it has none
 import torch
 import transformers
-from trl.trainer import sft_trainer
 
 #: transformers' collators that give a row the same tokens and labels alone and in a batch. Subclasses are excluded.
 _OF_TRANSFORMERS = (
@@ -56,6 +56,8 @@ class OfOneLength:
     def __call__(self, rows: list[Any]) -> Any:
         if not all(map(_has_label_per_token, rows)) or len({len(row["input_ids"]) for row in rows}) == 1:
             return self.theirs(rows)
+        from trl.trainer import sft_trainer  # not at the top: only these rows need it
+
         return sft_trainer.DataCollatorForLanguageModeling(self.pad_id)(
             [{name: list(row[name]) for name in ("input_ids", "labels")} for row in rows]
         )
@@ -77,7 +79,8 @@ def is_known(collator: Any) -> bool:
     kind = type(collator)
     if collator is transformers.default_data_collator or kind in _OF_TRANSFORMERS:
         return not getattr(collator, "mlm", False)
-    return kind is sft_trainer.DataCollatorForLanguageModeling
+    loaded = sys.modules.get("trl.trainer.sft_trainer")
+    return loaded is not None and kind is loaded.DataCollatorForLanguageModeling
 
 
 def read(dataset: Any, collate: Callable[[list[Any]], Any], batch_size: int) -> list[Row]:

@@ -5,11 +5,10 @@ import copy
 import dataclasses
 import functools
 import json
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 import transformers
-from trl.trainer import sft_config
 
 from .. import _C
 from ..config_json import plain
@@ -136,5 +135,16 @@ def _with_own_options(name: str, base: type) -> type:
     return made  # type: ignore[no-any-return]
 
 
+if TYPE_CHECKING:
+    SFTConfig: Any
 TrainingArguments: Any = _with_own_options("TrainingArguments", transformers.TrainingArguments)
-SFTConfig: Any = _with_own_options("SFTConfig", sft_config.SFTConfig)
+
+
+def __getattr__(name: str) -> Any:
+    """SFTConfig, whose TRL Trainer does without."""
+    if name != "SFTConfig":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from trl.trainer import sft_config
+
+    globals()[name] = made = _with_own_options(name, sft_config.SFTConfig)
+    return made
