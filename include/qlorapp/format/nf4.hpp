@@ -11,7 +11,7 @@
 /// 2i + 1 the low one; an odd end is filled with the code of 0.
 ///
 /// Source: Dettmers et al. 2023, arXiv:2305.14314 §3 and appendix E (NF4); the values, the thresholds (fp32 midpoints), the
-/// short block and FP4's order are those of bitsandbytes 0.50 on the CPU, to which tests/python/test_nf4_parity.py holds them.
+/// short block and FP4's order are those of bitsandbytes 0.50 on the CPU, to which tests/python/test_four_bit_rule.py holds them.
 #pragma once
 
 #include <array>

@@ -20,7 +20,8 @@ def get_peft_config(given: Any) -> Any:
     """PEFT's function of this name for a dict, TRL's for a ModelConfig."""
     if isinstance(given, dict):
         return peft.get_peft_config(given)
-    from trl import get_peft_config as of_trl  # type: ignore[attr-defined]  # not at the top: only its scripts have such a config
+    # Not at the top: only TRL's scripts have such a config.
+    from trl import get_peft_config as of_trl  # type: ignore[attr-defined]
 
     return of_trl(given)
 
