@@ -4,8 +4,8 @@
 
 #include "bind.hpp"
 #include "format/config_json.hpp"
-#include "nn/decoder.hpp"
 #include "qlorapp/data/collate.hpp"
+#include "train/run_setup.hpp"
 #include "train/step_runner.hpp"
 
 namespace qlorapp::python {
@@ -17,9 +17,10 @@ std::unique_ptr<StepRunner> make_runner(const std::shared_ptr<CausalLM>& model, 
   format::from_json(format::parse_json(arguments_json, "TrainingArguments"), args, "TrainingArguments");
   const py::gil_scoped_release no_gil;
   StepRunner::Options options{.token_statistics = token_statistics, .longest_row = longest_row};
-  if (!group.empty() && !model->decoder().ranks()) options.ranks = communicator_over(group, model->device());
-  Communicator* const all = model->decoder().ranks() ? model->decoder().ranks().get() : options.ranks.get();
-  return reporting_failures(all, [&] { return std::make_unique<StepRunner>(model, std::move(args), std::move(options)); });
+  const std::shared_ptr<Communicator> of_base = ranks_of_base(*model);
+  if (!group.empty() && !of_base) options.ranks = communicator_over(group, model->device());
+  return reporting_failures(of_base ? of_base.get() : options.ranks.get(),
+                            [&] { return std::make_unique<StepRunner>(model, std::move(args), std::move(options)); });
 }
 
 bool gradients(StepRunner& self, const std::vector<const UnpaddedBatch*>& window, const std::function<bool()>& stop_now) {

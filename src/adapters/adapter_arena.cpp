@@ -110,7 +110,7 @@ void AdapterArena::adopt_parameter(int64_t i, const at::Tensor& parameter) {
                       "into it in place instead of replacing it.",
                       entries_[static_cast<size_t>(i)].name);
   at::Tensor adopted = parameter, slice = gradient(i);
-  if (adopted.grad().defined()) slice.copy_(adopted.grad());  // of passes before, which a step may have begun with
+  if (adopted.grad().defined()) slice.copy_(adopted.grad());  // of earlier backward passes
   adopted.mutable_grad() = slice;
   parameters_[static_cast<size_t>(i)] = adopted;
 }

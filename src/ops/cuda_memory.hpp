@@ -74,7 +74,7 @@ struct CrossEntropyBuffers {
   int64_t chunk = 0;
 
   CrossEntropyBuffers(const at::Tensor& hidden, int64_t vocabulary, const at::TensorOptions& target_options, int64_t count,
-                      int64_t chunk_rows, bool need_gradient, bool has_statistics)
+                      int64_t chunk_rows, bool need_gradient, bool has_statistics = false)
       : chunk(std::min(chunk_rows, count)) {
     const bool everything = count == hidden.size(0);
     if (!everything) {

@@ -42,6 +42,11 @@ TrainState new_state(CausalLM& model, const TrainingArguments& args) {
   return {model.arena(), optimizer_options(args), scaler_options(model.device(), model.dtype() == at::kHalf, args)};
 }
 
+std::shared_ptr<Communicator> ranks_of_base(const CausalLM& model) {
+  const std::shared_ptr<Communicator>& ranks = model.decoder().ranks();
+  return ranks && ranks->whole() ? ranks->whole() : ranks;
+}
+
 void meet_ranks(Communicator& ranks, CausalLM& model, const TrainingArguments& args) {
   check_same_on_all(ranks, "version of qlorapp", QLORAPP_VERSION);
   TrainingArguments compared = args;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
@@ -13,6 +14,9 @@ namespace qlorapp {
 
 /// A state at its beginning, with the optimizer and the loss scale of these options.
 [[nodiscard]] TrainState new_state(CausalLM& model, const TrainingArguments& args);
+
+/// Those that the model's base is divided over, or whose nodes it is divided over; null: it is whole.
+[[nodiscard]] std::shared_ptr<Communicator> ranks_of_base(const CausalLM& model);
 
 /// Before the first step of several ranks: what would make them compute different things is refused, and they begin with rank 0's adapter.
 /// @throws ValueError on all ranks if versions, options, device types or adapters differ.

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "nn/decoder.hpp"
 #include "qlorapp/train/clip.hpp"
 #include "train/run_setup.hpp"
 
@@ -20,7 +19,8 @@ struct Stopped {};
 
 TrainingArguments& set_up(CausalLM& model, TrainState& state, TrainingArguments& args, StepRunner::Options options) {
   args.validate();
-  state.ranks = model.decoder().ranks() ? model.decoder().ranks() : std::move(options.ranks);
+  const std::shared_ptr<Communicator> of_base = ranks_of_base(model);
+  state.ranks = of_base ? of_base : std::move(options.ranks);
   if (state.ranks && state.ranks->size() > 1) {
     state.ranks->set_timeout(std::chrono::seconds{args.ddp_timeout});
     meet_ranks(*state.ranks, model, args);
@@ -30,7 +30,7 @@ TrainingArguments& set_up(CausalLM& model, TrainState& state, TrainingArguments&
   return args;
 }
 
-/// Whoever trains the model next has not asked for them.
+/// Turned off after the window: other callers do not read them.
 struct CountsTokenStatistics {
   CountsTokenStatistics(StepSettings& of, bool wanted) : settings(of) { settings.set_token_statistics(wanted); }
   ~CountsTokenStatistics() { settings.set_token_statistics(false); }

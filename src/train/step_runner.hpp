@@ -7,7 +7,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +34,6 @@ class StepRunner {
   /// Sets the model up as the options say. Ranks begin with rank 0's adapter.
   /// @throws ValueError as Trainer; on all ranks if versions, arguments, device types or adapters differ.
   StepRunner(std::shared_ptr<CausalLM> model, TrainingArguments args, Options options);
-  StepRunner(std::shared_ptr<CausalLM> model, TrainingArguments args) : StepRunner(std::move(model), std::move(args), Options()) {}
 
   /// Forward and backward of a step's micro-batches, on the host or the model's device, each weighed by the targets of all. A window that
   /// ran out of memory is taken again in smaller parts. Leaves gradients, times the loss scale, in the arena: those of a window that had no
@@ -62,7 +60,7 @@ class StepRunner {
   /// @throws TrainingDiverged if gradients of a step since the last call were not finite. Synchronizes.
   void read();
 
-  /// As they were given, with what a budget chose.
+  /// Those that were given; a budget has replaced some.
   [[nodiscard]] const TrainingArguments& arguments() const { return args_; }
   /// Forward and backward of the largest micro-batch that can come, without an update: memory runs out here if it ever does.
   /// @throws OutOfMemoryError as gradients().

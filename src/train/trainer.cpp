@@ -91,7 +91,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   const std::shared_ptr<Communicator>& shard_ranks = model.decoder().ranks();
   if (shard_ranks) args_.base_sharding = sharding_over(shard_ranks.get());  // as it was loaded
   args_.validate();
-  const std::shared_ptr<Communicator>& all = shard_ranks && shard_ranks->whole() ? shard_ranks->whole() : shard_ranks;
+  const std::shared_ptr<Communicator> all = ranks_of_base(model);
   state_.ranks = ranks ? std::move(ranks) : all ? all : single_process();
   QLORAPP_CHECK_VALUE(!shard_ranks || all == state_.ranks,
                       "[ranks] a sharded base is trained with the communicator that it was loaded with; got another one. Give "

@@ -155,7 +155,9 @@ WindowGradients WindowRunner::gradients(const MakeWindow& window, int64_t batche
     try {
       const std::vector<Batch> parts = parts_of(window(), batches);
       Observed model{model_, graphs_.get(), observer, batches / ranks, progress};
-      return window_gradients(model, state_, std::span<const Batch>(parts), hooks);
+      WindowGradients found = window_gradients(model, state_, std::span<const Batch>(parts), hooks);
+      if (ranks > 1 && model_.settings().token_statistics()) sum_statistics(found.token_statistics, (batches + ranks - 1) / ranks);
+      return found;
     } catch (const std::exception& error) {
       abandon(before);
       if (progress.in_callback || !ops::is_out_of_memory(error)) throw;
@@ -169,6 +171,13 @@ WindowGradients WindowRunner::gradients(const MakeWindow& window, int64_t batche
       throw;
     }
   }
+}
+
+void WindowRunner::sum_statistics(at::Tensor& table, int64_t rows) const {
+  const at::Tensor all = at::zeros({rows, 3}, at::TensorOptions().dtype(at::kFloat).device(model_.device()));
+  if (table.defined()) all.narrow(0, 0, table.size(0)).copy_(table);
+  state_.ranks->all_reduce(all).wait();
+  table = all;
 }
 
 StepReport WindowRunner::update(const WindowGradients& gradients, double rate, const Observer& observer) {

@@ -63,6 +63,8 @@ class WindowRunner {
  private:
   /// The window on the model's device, each micro-batch in parts of at most most_tokens_.
   [[nodiscard]] std::vector<Batch> parts_of(std::span<const Batch> window, int64_t batches) const;
+  /// Micro-batches that ranks compute at the same time count together, in as many `rows` as the first rank has.
+  void sum_statistics(at::Tensor& table, int64_t rows) const;
   /// What was under way is dropped: a checkpoint of the state continues with the same bits, and so does the window if it is taken again.
   void abandon(uint32_t micro_step);
   void refuse_if_sharded(std::span<const Batch> window, const std::exception& error) const;

@@ -40,6 +40,8 @@ options, out, own = json.loads(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]
 resume, slow, seed, lora = (own.get(name) for name in ("resume", "slow", "seed", "lora"))
 folder = own.get("folder", str(TINY))
 rank = int(os.environ.get("RANK", "0"))
+if own.get("sharding") == "node":  # two processes a machine
+    os.environ["GROUP_RANK"] = str(rank // 2)
 resume = own.get("other", resume) if rank else resume
 options = {{"max_steps": 6, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 3,
            "per_device_eval_batch_size": 2, "include_num_input_tokens_seen": "all", "ddp_backend": "gloo" if "RANK" in os.environ else None, **options}}
@@ -76,6 +78,7 @@ if trainer.is_world_process_zero():
     with open(os.path.join(out, "history.json"), "w") as file:
         json.dump(history, file)
 print(trainer._told)
+print("SUM", float(sum(p.detach().double().sum() for p in trainer.model.parameters() if p.requires_grad)))
 leave()
 """
 
@@ -142,6 +145,22 @@ try:
 """
 
 
+OPEN = """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(rows(18))
+trainer.train_dataset = Stream()
+def odd(given, theirs=trainer.data_collator):  # the second epoch's first batches have labels on padding
+    batch = theirs(given)
+    odd.calls += 1
+    if odd.calls in (6, 7):
+        batch["labels"][batch["attention_mask"] == 0] = 7
+    return batch
+odd.calls = 0
+trainer.data_collator = odd
+"""
+
+
 @pytest.mark.parametrize("kind", ["plain", "odd"])
 def test_windows_of_two_processes_are_those_of_distributed_data_parallel(script, tmp_path, kind):
     if kind == "odd":
@@ -162,6 +181,84 @@ def test_windows_of_two_processes_are_those_of_distributed_data_parallel(script,
         assert [v or 0 for v in one] == pytest.approx([v or 0 for v in expected], rel=1e-5, abs=1e-6)
     for name, value in reference.items():
         assert (adapter[name] - value).norm() <= 1e-4 * value.norm(), name
+
+
+def test_what_process_0_fails_to_save_ends_all(script, tmp_path):
+    fails = tmp_path / "fails.py"
+    fails.write_text(
+        script.read_text().replace(
+            "try:\n    result",
+            "trainer._save_optimizer_and_scheduler = lambda folder: 1 / (rank if own['late'] else 1 - rank)\ntry:\n    result",
+            1,
+        )
+    )
+    for late in (True, False):  # process 0 fails, or the other one
+        both = by_hand(fails, json.dumps({"ddp_timeout": 60}), tmp_path / "out", json.dumps({"by": "windows", "late": late}))
+        ends = [process.communicate(timeout=55)[1] for process in both]
+        assert all("division by zero" in err for err in ends), ends
+        assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_a_base_divided_over_each_machine_trains_one_adapter(script, tmp_path):
+    done = run(script, 4, tmp_path, {"max_steps": 3, "logging_steps": 1, "eval_strategy": "no"}, sharding="node", by="windows")
+    sums = [line for line in done.stdout.splitlines() if line.startswith("SUM")]
+    assert len(sums) == 4 and len(set(sums)) == 1, sums
+
+
+def test_entropy_and_accuracy_are_of_all_processes(tmp_path):
+    script = tmp_path / "sft.py"
+    script.write_text(f"""
+import functools, gc, json, os, sys
+sys.path.insert(0, {str(ROOT / "tests/python")!r})
+import datasets, qlorapp, torch, trl
+from tiny_trainer import TINY, adapted, rows, tokenizer
+load = functools.partial(qlorapp.AutoModelForCausalLM.from_pretrained, TINY, device_map="cpu", dtype=torch.float32)
+found = []
+for kind in (qlorapp.SFTTrainer, trl.SFTTrainer):
+    args = qlorapp.SFTConfig(output_dir=sys.argv[1], max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, logging_steps=1,
+                             ddp_backend="gloo", use_cpu=True, bf16=False, report_to="none", save_strategy="no", disable_tqdm=True)
+    trainer = kind(adapted(load()), args, train_dataset=datasets.Dataset.from_list(rows(24)),
+                   processing_class=tokenizer())
+    trainer.data_collator = functools.partial(trainer.data_collator)
+    trainer.train()
+    found.append([[entry.get(key) for key in ("loss", "entropy", "mean_token_accuracy", "num_tokens")] for entry in trainer.state.log_history[:3]])
+    del trainer
+    gc.collect()
+print("FOUND" + json.dumps(found))
+torch.distributed.destroy_process_group()
+""")
+    done = forked(2, script, tmp_path / "out")
+    lines = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    assert len(lines) == 2
+    for mine, theirs in lines:
+        for one, other in zip(mine, theirs, strict=True):
+            assert one == pytest.approx(other, abs=1e-5) and None not in one
+
+
+def test_a_stream_that_begins_again_within_a_window_is_that_of_distributed_data_parallel(tmp_path, script):
+    """The open gradients of its last window are sums already when autograd computes the next."""
+    text = script.read_text().replace("try:\n    result", OPEN.lstrip("\n") + "try:\n    result", 1)
+    stream = tmp_path / "stream.py"
+    stream.write_text(text)
+    options = {
+        "gradient_accumulation_steps": 3,
+        "max_steps": 4,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "logging_steps": 1,
+    }
+    for by in ("windows", "autograd"):
+        run(
+            stream,
+            2,
+            tmp_path / by,
+            {**options, "include_num_input_tokens_seen": "no", "accelerator_config": {"dispatch_batches": False}},
+            by=by,
+            wide=True,
+        )
+    (mine, _), (other, _) = results(tmp_path / "windows"), results(tmp_path / "autograd")
+    for one, expected in zip(mine, other, strict=True):
+        assert [v or 0 for v in one] == pytest.approx([v or 0 for v in expected], rel=1e-5, abs=1e-6)
 
 
 # What several processes do together is the same whether C++ computes the run or its windows.
@@ -305,6 +402,12 @@ def test_what_deals_batches_out_differently_runs_in_transformers_loop(script, tm
     given = {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no", **options}
     done = run(script, 2, tmp_path / "out", given, by="other batches")
     assert why in done.stdout
+
+
+def test_weights_of_tokens_that_differ_between_processes_are_torchs(script, tmp_path):
+    given = {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no", "average_tokens_across_devices": False}
+    done = run(script, 2, tmp_path / "out", given, by="torch")
+    assert "average_tokens_across_devices=False weighs the rows of each process on their own" in done.stderr
 
 
 def test_processes_with_different_rows_are_refused(script, tmp_path):

@@ -13,7 +13,7 @@ from qlorapp.hf import longest_rows
 from qlorapp.hf.forward import engine_of
 from tiny_llama import folder  # noqa: F401  (a fixture)
 from tiny_run import write_model
-from tiny_trainer import adapted, assert_same_run, base_model, by_windows, in_cpp, losses, rows, trained
+from tiny_trainer import ByRows, adapted, assert_same_run, base_model, by_windows, in_cpp, losses, rows, trained
 
 OPTIONS = {
     "blocks keep their attention": {"gradient_checkpointing": True, "checkpoint_keep": "attention_only"},
@@ -92,12 +92,50 @@ def test_a_budget_plans_for_the_longest_row_of_each_kind_of_data(folder, tmp_pat
         by_windows(folder, tmp_path, data=arrow.to_iterable_dataset(), max_steps=1, memory_budget="2GiB")
 
 
+@either
+@pytest.mark.parametrize("options", [{"memory_budget": "120MiB"}, {"auto_find_batch_size": True}], ids=["budget", "batch size"])
+def test_a_run_whose_batch_was_chosen_is_resumed(folder, tmp_path, options, by):
+    options |= {
+        "per_device_train_batch_size": 1 << 14,
+        "gradient_accumulation_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
+    whole = RUNS[by](folder, tmp_path, max_steps=2, **options)
+    assert "memory_budget" not in options or whole.args.per_device_train_batch_size < 1 << 14
+    again = RUNS[by](folder, tmp_path, max_steps=2, resume=str(tmp_path / "checkpoint-1"), **options)
+    assert losses(again) == losses(whole)
+
+
+def test_auto_find_batch_size_over_a_stream_is_transformers(folder, tmp_path, caplog):
+    stream = datasets.Dataset.from_list(rows(26)).to_iterable_dataset()
+    trained(qlorapp.Trainer, folder, tmp_path, data=stream, max_steps=1, auto_find_batch_size=True)
+    assert "steps are slower" in caplog.text
+
+
+def test_the_largest_micro_batch_draws_no_random_numbers(folder, tmp_path):
+    class Masks(ByRows):
+        def __call__(self, given):
+            batch = super().__call__(given)
+            batch["labels"][torch.rand(batch["labels"].shape) < 0.3] = -100
+            return batch
+
+    arrow = datasets.Dataset.from_list(rows(26))
+    found = [
+        losses(by_windows(folder, tmp_path, data=arrow, more={"data_collator": Masks()}, worst_case_first=first))
+        for first in (False, True)
+    ]
+    assert found[0] == found[1]
+
+
 def test_the_largest_micro_batch_runs_first(folder, tmp_path, caplog):
     arrow = datasets.Dataset.from_list(rows(26))
     longest = sum(sorted(map(len, arrow["input_ids"]))[-4:])
     with caplog.at_level(logging.INFO, logger="qlorapp"):
         by_windows(folder, tmp_path, data=arrow, max_steps=1, worst_case_first=True)
     assert f"ran the largest micro-batch of the data: 4 rows with {longest} tokens" in caplog.text
+    by_windows(folder, tmp_path, max_steps=1, worst_case_first=True)
+    assert "worst_case_first has no effect: the lengths of the rows are not known before they are read" in caplog.text
 
 
 def test_fp8_trains_in_eight_bits_and_says_where_it_cannot(tmp_path):

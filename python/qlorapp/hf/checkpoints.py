@@ -197,12 +197,23 @@ class SafeCheckpoints(Mixed):
         """transformers' method writes into a folder beside; the checkpoint in it gets a manifest and its place."""
         run_dir = self._get_output_dir(trial=options.get("trial", args[1] if len(args) > 1 else None))
         if self._writer is not None or (self.args.world_size > 1 and not self._is_written_by_first()):
-            super()._save_checkpoint(*args, **options)
+            with self._as_given():
+                super()._save_checkpoint(*args, **options)
             return
         if not self.args.should_save:
             self._save_aside(*args, **options)
             self._share_best()
             return
+        try:
+            self._save_for_all(run_dir, *args, **options)
+        except Exception as error:
+            self._share_best(failed=error)
+            raise
+        self._share_best()
+        for pushed in self._to_push:
+            super()._push_from_checkpoint(pushed)
+
+    def _save_for_all(self, run_dir: str, *args: Any, **options: Any) -> None:
         self._wait_for_commit()
         own_folder = self._folder if self._folder is not None and self._folder.path == run_dir else None
         folder = own_folder or _C.RunFolder(run_dir)
@@ -225,38 +236,50 @@ class SafeCheckpoints(Mixed):
             self._writer = None
             if own_folder is None:
                 folder.close()
-        self._share_best()
-        for pushed in self._to_push:
-            super()._push_from_checkpoint(pushed)
 
     def _as_given(self) -> Any:
         """Around transformers' save."""
         return contextlib.nullcontext()
 
-    def _share_best(self) -> None:
-        """Process 0 knows which checkpoints belong to the run."""
-        if self.args.world_size > 1:
-            self.state.best_model_checkpoint = _of_first(self.state.best_model_checkpoint)
+    def _share_best(self, failed: Exception | None = None) -> None:
+        """Process 0 knows which checkpoints belong to the run. The others end with what it failed of."""
+        if self.args.world_size == 1 or not self._is_written_by_first():
+            return
+        self.state.best_model_checkpoint, why = _of_first((self.state.best_model_checkpoint, str(failed) if failed else None))
+        if why is not None and failed is None:
+            raise RuntimeError(f"[Trainer] process 0 could not save a checkpoint: {why}")
 
     def _save_aside(self, *args: Any, **options: Any) -> None:
-        """What process 0 asks the others for while it saves. It gets the files that each process writes: the state of random numbers."""
+        """The part of the other processes. Process 0 gets the files that each process writes: the state of random numbers."""
         self._to_push = []
         with tempfile.TemporaryDirectory() as aside:
             self._writer = types.SimpleNamespace(folder=aside)
+            files, failed = {}, None
             try:
                 super()._save_checkpoint(*args, **options)
+                files = {path.name: path.read_bytes() for path in pathlib.Path(aside).rglob("*") if path.is_file()}
+            except Exception as error:
+                failed = error
             finally:
                 self._writer = None
-            _gathered({path.name: path.read_bytes() for path in pathlib.Path(aside).rglob("*") if path.is_file()})
+            _gathered(files, failed)
+            if failed is not None:
+                raise failed
 
     def _write_checkpoint(self, writer: Any, name: str, run_dir: str, folder: Any, *args: Any, **options: Any) -> None:
+        failed = None
         try:
-            with self._as_given():
-                super()._save_checkpoint(*args, **options)
+            try:
+                with self._as_given():
+                    super()._save_checkpoint(*args, **options)
+            except Exception as error:
+                failed = error
+            others = _gathered({}, failed) if self.args.world_size > 1 else {}  # they wait for it
+            if failed is not None:
+                raise failed
             inner = os.path.join(writer.folder, name)
-            for files in _gathered({}) if self.args.world_size > 1 else []:
-                for other, content in files.items():
-                    pathlib.Path(inner, other).write_bytes(content)
+            for other, content in others.items():
+                pathlib.Path(inner, other).write_bytes(content)
             if self._run is None:
                 run_inputs.write(self, inner)
             self._name_best(run_dir, folder)
@@ -387,11 +410,17 @@ def _by_first(work: Callable[[], Any]) -> Any:
     return value
 
 
-def _gathered(files: dict[str, bytes]) -> list[dict[str, bytes]]:
-    """Those of each process, in process 0."""
-    told: list[Any] | None = [None] * torch.distributed.get_world_size() if torch.distributed.get_rank() == 0 else None
-    torch.distributed.gather_object(files, told, dst=0)
-    return told or []
+def _gathered(files: dict[str, bytes], failed: Exception | None) -> dict[str, bytes]:
+    """Those of all processes, in process 0. @raises RuntimeError there if another process has failed."""
+    told: list[Any] = [None] * torch.distributed.get_world_size()
+    is_first = torch.distributed.get_rank() == 0
+    torch.distributed.gather_object((files, failed and str(failed)), told if is_first else None, dst=0)
+    everything: dict[str, bytes] = {}
+    for process, (own, why) in enumerate(told if is_first else []):
+        if why is not None and process > 0:
+            raise RuntimeError(f"[Trainer] process {process} could not save its part of a checkpoint: {why}")
+        everything |= own
+    return everything
 
 
 def _is_ours(trainer: Any, method: str) -> bool:

@@ -53,6 +53,8 @@ class CppLoop(WindowSteps, SafeCheckpoints):
         if batch_size is not None:
             self._train_batch_size = batch_size  # smaller when auto_find_batch_size retries
         folder, trial, ignore_keys = (given.get(k) for k in ("resume_from_checkpoint", "trial", "ignore_keys_for_eval"))
+        if folder is not None and has_budget(self.args):  # transformers has put the one that was chosen then
+            self._train_batch_size = self.args.per_device_train_batch_size
         reason = loop_predicate.why_not(self, folder)
         if not reason:
             loader = self.get_train_dataloader()
@@ -79,6 +81,8 @@ class CppLoop(WindowSteps, SafeCheckpoints):
         # DistributedDataParallel's own attribute: it need not send a base that each process has loaded, or has a part of.
         model: Any = self.model
         model._ddp_params_and_buffers_to_ignore = [name for name, p in model.named_parameters() if not p.requires_grad]
+        if by_windows:
+            self.model_wrapped = model  # not DistributedDataParallel of a run before
         had = (self.optimizer, self.lr_scheduler)
         several = by_windows and self.args.world_size > 1
         try:
@@ -90,9 +94,7 @@ class CppLoop(WindowSteps, SafeCheckpoints):
                     if by_windows:  # a budget may have chosen others
                         batch_size, given["args"] = self._train_batch_size, self.args
                     result = super()._inner_training_loop(batch_size, **given)
-                    if several:
-                        self._agree()
-                    elif self._is_signalled():  # while the run was ended
+                    if self._agree():  # a signal came while the run was ended
                         raise StopRequested
                 except StopRequested:
                     self._leave_checkpoint(trial)
@@ -118,30 +120,31 @@ class CppLoop(WindowSteps, SafeCheckpoints):
             self._windows.runner.read()
         return result
 
-    def _agree(self) -> None:
-        """In a run by windows of several processes: all do what callbacks of process 0 ask for, and stop if one got a signal."""
+    def _agree(self) -> bool:
+        """In a run by windows of several processes all do what callbacks of process 0 ask for. @returns whether a signal asks to stop."""
         if self._windows is None or self.args.world_size == 1:
-            return
+            return self._is_signalled()
         asked = [self.is_world_process_zero() and getattr(self.control, flag) for flag in _FLAGS]
         signals, *agreed = self._windows.runner.sum([self._is_signalled(), *asked])
-        if signals:
-            raise StopRequested
         for flag, count in zip(_FLAGS, agreed, strict=True):
             setattr(self.control, flag, count > 0)
+        return bool(signals)
 
     def _maybe_log_save_evaluate(
         self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **options: Any
     ) -> None:
         """transformers' method. Between steps a signal ends transformers' loop with a checkpoint of the completed steps."""
-        stop, wanted = self._stop, self.control
-        self._agree()
+        stop, wanted, several = self._stop, self.control, self._windows is not None and self.args.world_size > 1
+        stops = several and self._agree()
         is_more = wanted.should_log or wanted.should_evaluate or wanted.should_save
         if self._windows is not None and is_more:
             self._windows.runner.read()
-        if self._windows is not None and self.args.world_size > 1:
+        if several:
+            if stops:  # no time for an evaluation
+                wanted.should_evaluate = wanted.should_save = False
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)
-            if is_more:  # callbacks were called
-                self._agree()
+            if stops or (is_more and self._agree()):  # callbacks were called
+                raise StopRequested
             return
         if stop is None or self._run is not None:
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)
@@ -242,7 +245,7 @@ class CppRun:
             "rolled_back": self._rolled_back,
         }
         if self.ranks > 1:  # they stop together
-            hooks["stop_now"] = lambda: trainer._stop is not None and trainer._stop.received is not None
+            hooks["stop_now"] = trainer._is_signalled
         packed = any(len(row.lengths) > 1 for row in found)
         self.core = _C.Trainer(
             engine.core,

@@ -9,7 +9,7 @@ import torch
 import transformers.training_args
 
 from .. import _C
-from . import pristine
+from . import longest_rows, pristine
 from .forward import EngineForward, engine_of
 from .rows import is_indexed, is_known
 from .training_arguments import for_cpp
@@ -57,6 +57,8 @@ def why_not_windows(trainer: Any) -> str:
     args = trainer.args
     if args.world_size > 1 and not args.accelerator_config.even_batches:
         return "accelerator_config may give processes different numbers of batches (even_batches=False)"
+    if args.auto_find_batch_size and not getattr(args, "memory_budget", "") and longest_rows.of_plan(trainer) is None:
+        return "auto_find_batch_size plans for the longest row, which is not known before the rows come"
     if not trainer.model_accepts_loss_kwargs or trainer.loss_is_scaled_for_ga is not None:
         return "the loss is not one over the targets of a window"
     reason = _overridden(trainer, REPLACED_BY_WINDOWS) or _asked_for(trainer) or _unusual_arguments(args) or _model(trainer)
@@ -114,6 +116,8 @@ def _unusual_arguments(args: Any) -> str:
             return f"{name}={value}"
     if args.world_size > 1 and args.parallel_mode != transformers.training_args.ParallelMode.DISTRIBUTED:
         return f"{args.world_size} processes train without torch.distributed"
+    if args.world_size > 1 and not args.average_tokens_across_devices:
+        return "average_tokens_across_devices=False weighs the rows of each process on their own"
     try:
         _C.check_training_arguments(for_cpp(args))
     except (ValueError, TypeError) as error:

@@ -11,6 +11,7 @@ import datasets  # type: ignore[import-untyped]  # it has none
 
 from .. import _C
 from ..config_json import plain
+from .training_arguments import has_budget
 
 _log = logging.getLogger("qlorapp")
 FILE = "run_inputs.json"
@@ -69,6 +70,9 @@ def _of(trainer: Any) -> dict[str, Any]:
     args, data = trainer.args, trainer.train_dataset
     options = {name: plain(getattr(args, name)) for name in _DECISIVE if hasattr(args, name)}
     options["per_device_train_batch_size"] = trainer._train_batch_size
+    options["rows of a step"] = options["per_device_train_batch_size"] * options["gradient_accumulation_steps"]
+    if has_budget(args):  # it may choose another way to the same product
+        del options["per_device_train_batch_size"], options["gradient_accumulation_steps"]
     options["data_seed"] = args.seed if args.data_seed is None else args.data_seed
     return {
         "options": json.loads(json.dumps(options, default=str)),

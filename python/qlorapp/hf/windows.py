@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import itertools
+import logging
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,8 @@ from .arena_optimizer import ArenaAdamW
 from .checkpoints import Mixed
 from .forward import engine_of
 from .training_arguments import for_cpp, has_budget, take_choice
+
+_log = logging.getLogger("qlorapp")
 
 
 class Windows:
@@ -37,7 +40,7 @@ class Windows:
             for_cpp(trainer.args, trainer._train_batch_size),
             trainer._counts_tokens,
             group=world.group_name if world is not None else "",
-            longest_row=longest_rows.of_plan(trainer) if has_budget(trainer.args) else 0,
+            longest_row=self._longest_row(trainer) if has_budget(trainer.args) else 0,
         )
         if has_budget(trainer.args):
             take_choice(trainer, self.runner.arguments())
@@ -50,6 +53,16 @@ class Windows:
         self.nothing = torch.zeros((), dtype=torch.float64)
         self._elements = base.num_parameters(exclude_embeddings=True)
         self._is_first = True
+
+    @staticmethod
+    def _longest_row(trainer: Any) -> int:
+        found = longest_rows.of_plan(trainer)
+        if found is None:
+            raise ValueError(
+                "[Trainer] memory_budget plans for the longest row, and the rows are not known before they come. Train on a data set that has "
+                "a length and input_ids, or by SFTTrainer with max_length; or leave it out."
+            )
+        return found
 
     def close(self) -> None:
         self.runner.clear_graphs()
@@ -102,6 +115,10 @@ class Windows:
         if not (device.type != "cpu" if wanted is None else wanted):
             return
         largest = longest_rows.largest_batch(trainer)
+        if largest is None and wanted:
+            _log.warning(
+                "[Trainer] worst_case_first has no effect: the lengths of the rows are not known before they are read."
+            )
         with own_dtypes(device):
             unpadded = None if largest is None else self._unpadded([largest])
             if unpadded:
@@ -129,8 +146,10 @@ class Windows:
     def _by_autograd(self, trainer: Any, model: Any) -> None:
         """The same by the trainer's own compute_loss and a backward pass, into the same gradients."""
         runner, core, device = self.runner, self.engine.core, trainer.args.device
-        if runner.is_open:  # a stream's last window, which had no update: transformers adds the next to it
-            core.bind_gradients()
+        if (
+            runner.is_open and trainer.args.process_index == 0
+        ):  # a stream's last window, which had no update: transformers adds the next to it
+            core.bind_gradients()  # of several processes one keeps the sum
         else:
             core.zero_grad()
         count = trainer._get_num_items_in_batch(self.batches, device)
@@ -168,7 +187,7 @@ def _own_zero_grad(model: Any) -> Any:
 
 
 class StopRequested(BaseException):
-    """A signal, of whichever process, ends the run here."""
+    """One of the processes got a signal. The run ends here."""
 
 
 class _ZeroedInCpp:

@@ -168,11 +168,10 @@ Scratch linear_4bit_scratch(const Tensor& y, const Tensor& x, int64_t rows, int6
 }
 
 std::tuple<Tensor, Tensor> linear_cross_entropy_planned(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count,
-                                                        bool has_statistics) {
+                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count) {
   const int64_t vocabulary = weight.size(0), all_rows = hidden.size(0), count = target_count < 0 ? all_rows : target_count;
   if (planned_device()->type == at::kCUDA) {
-    const CrossEntropyBuffers buffers(hidden, vocabulary, targets.options(), count, chunk_rows, need_gradient, has_statistics);
+    const CrossEntropyBuffers buffers(hidden, vocabulary, targets.options(), count, chunk_rows, need_gradient);
     return {buffers.total, buffers.gradient};
   }
   const bool everything = count == all_rows;

@@ -24,7 +24,6 @@ using Scratch = std::vector<at::Tensor>;
 /// (total, gradient) of linear_cross_entropy, after everything that the device takes for it.
 [[nodiscard]] std::tuple<at::Tensor, at::Tensor> linear_cross_entropy_planned(const at::Tensor& hidden, const at::Tensor& weight,
                                                                               const at::Tensor& targets, bool need_gradient,
-                                                                              int64_t chunk_rows, int64_t target_count,
-                                                                              bool has_statistics);
+                                                                              int64_t chunk_rows, int64_t target_count);
 
 }  // namespace qlorapp::ops::meta

@@ -129,10 +129,7 @@ std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tens
                                                 const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows,
                                                 int64_t target_count, double, double, const std::optional<Tensor>& statistics) {
   check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, statistics, chunk_rows);
-  if (planned_device()) {
-    return meta::linear_cross_entropy_planned(hidden, weight, targets, need_gradient, chunk_rows, target_count,
-                                              statistics.has_value());
-  }
+  if (planned_device()) return meta::linear_cross_entropy_planned(hidden, weight, targets, need_gradient, chunk_rows, target_count);
   return {empty({}, hidden, accumulate_type(hidden)),
           need_gradient ? empty(hidden.sym_sizes(), hidden) : empty({c10::SymInt(0)}, hidden)};
 }
