@@ -145,7 +145,10 @@ TEST_CASE("cross-entropy reads and writes the logits of its rows, for targets of
     const Memory targets(std::vector<int64_t>{vocabulary - 1, -100, vocabulary}), scale(std::vector<float>{0.5F});
     const Matrix losses(Float::kFloat32, 1, rows, {0, 0}, false), total(Float::kFloat32, 1, 1, {0, 0}, false);
     for (const bool gradient : {false, true}) {
-      const Matrix logits(type, rows, vocabulary, layout, true);
+      const Matrix logits(type, rows, vocabulary, layout, true), statistics(Float::kFloat32, 2, rows, {0, 3}, false);
+      check(cuda::row_statistics(type, logits.data(), logits.stride(), targets.at<int64_t>(), statistics.as<float>(),
+                                 statistics.stride(), rows, vocabulary, 1.0F, cap, nullptr));
+      REQUIRE(statistics.wrote_only_its_rows());
       check(cuda::cross_entropy(type, logits.data(), logits.stride(), targets.at<int64_t>(), losses.as<float>(), scale.at<float>(),
                                 gradient, rows, vocabulary, 1.0F, cap, nullptr));
     }

@@ -46,7 +46,7 @@ MUTANTS = [
                                            encode_one(encoder, to_float(x[i + 1]) * factor));""",
             """(encode_one(encoder, to_float(x[i + 1]) * factor) << 4U) |
                                            encode_one(encoder, to_float(x[i]) * factor));""",
-            MIDPOINT,
+            SAME_BITS,
         ),
         ("types_swapped", "type == QuantType::kNf4 ? nf4 : fp4", "type == QuantType::kNf4 ? fp4 : nf4", NEAREST),
         ("last_threshold_lost", "thresholds[i < 15 ? i : 14]", "thresholds[i < 14 ? i : 13]", MIDPOINT),

@@ -86,6 +86,8 @@ def _midpoints(quant_type: str, dtype: torch.dtype) -> Weights:
     infinity, ties = torch.tensor(float("inf")), (book[1:] + book[:-1]) / 2 * absmax
     rows = torch.stack([ties, ties.nextafter(infinity), ties.nextafter(-infinity)], 2).flatten(1)
     yield torch.cat([absmax, rows, torch.zeros(len(absmax), 63 - rows.shape[1])], 1), 64
+    for row in torch.cat([absmax, rows], 1)[:40]:  # short blocks
+        yield row, 64
 
 
 def _strides(quant_type: str, dtype: torch.dtype) -> Weights:
