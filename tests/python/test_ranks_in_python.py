@@ -261,7 +261,7 @@ def test_a_stream_that_begins_again_within_a_window_is_that_of_distributed_data_
         assert [v or 0 for v in one] == pytest.approx([v or 0 for v in expected], rel=1e-5, abs=1e-6)
 
 
-# What several processes do together is the same whether C++ computes the run or its windows.
+# C++ computes the run, or the windows of transformers' loop.
 by_cpp = pytest.mark.parametrize("by", ["run", "windows"])
 
 

@@ -46,7 +46,7 @@ struct UnpaddedBatch {
 ///                        before it begins a packed row (transformers' rule for packed sequences). Rows are counted from 0 whatever they
 ///                        begin at: rotary embeddings depend on differences alone.
 /// @throws ValueError for a mask with holes, a row without tokens, or positions with gaps beside a mask; TypeError for other dtypes;
-///         c10::IndexError (Python's IndexError) for a token or label outside the vocabulary, which no model computes.
+///         c10::IndexError (Python's IndexError) for a token or label outside the vocabulary.
 [[nodiscard]] UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mask = {}, const at::Tensor& labels = {},
                                   int64_t vocab_size = 0, const at::Tensor& position_ids = {});
 

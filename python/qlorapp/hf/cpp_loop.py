@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -286,7 +285,7 @@ class CppRun:
         self.started = time.time()
         trainer._run = self
         try:
-            with self._as_one_of_several():
+            with contextlib.nullcontext() if self.ranks == 1 else trainer._stopped_by_signals(waits=True):
                 with own_dtypes(self.engine.core.device):
                     *_, stopped = self.core.train(folder)
                 if stopped:
@@ -326,15 +325,6 @@ class CppRun:
             "Number of trainable parameters": _count(trainer.model, trainable_only=True),
         }.items():
             _log_of_theirs.info(f"  {name} = {value:,}")
-
-    @contextlib.contextmanager
-    def _as_one_of_several(self) -> Iterator[None]:
-        """A signal waits for the end of a step, where all of them stop."""
-        if self.ranks == 1:
-            yield
-            return
-        with self.trainer._stopped_by_signals(waits=True):
-            yield
 
     def _stop_together(self) -> None:
         """Ends each of several processes alike, whichever of them got the signal."""
