@@ -58,7 +58,7 @@ at::Tensor ProjectionStack::workspace(at::ScalarType dtype) const {
     size_t end = i + 1;
     int64_t rows = weights_[i].out_features();
     for (; end < weights_.size() && alike(weights_[i], weights_[end]); ++end) rows += weights_[end].out_features();
-    at::Tensor target = buffer.narrow(0, row, rows).narrow(1, 0, in_);
+    at::Tensor target = columns(qlorapp::rows(buffer, row, rows), 0, in_);
     if (weights_[i].quantized.defined()) {
       std::vector<at::Tensor> packed, absmax, nested_absmax, nested_offset;
       std::vector<int64_t> heights;
@@ -92,32 +92,32 @@ at::Tensor ProjectionStack::workspace(at::ScalarType dtype) const {
 at::Tensor ProjectionStack::forward(at::Tensor& y, const Wide& x, const at::Tensor& workspace, const at::Tensor& bias) const {
   const at::Tensor values = x.values();
   if (spare_ == 0) {
-    product_into(y, values, workspace.t(), bias);
+    product_into(y, values, transposed(workspace), bias);
     return {};
   }
-  const at::Tensor a = workspace.narrow(0, out_, spare_).narrow(1, 0, in_), rows = workspace.narrow(0, 0, out_);
+  const at::Tensor a = columns(rows(workspace, out_, spare_), 0, in_), own = rows(workspace, 0, out_);
   if (x.spare() >= spare_) {
-    at::Tensor u = x.buffer.narrow(1, in_, spare_);
-    product_into(u, values, a.t());
-    product_into(y, x.buffer.narrow(1, 0, in_ + spare_), rows.t(), bias);
+    at::Tensor u = columns(x.buffer, in_, spare_);
+    product_into(u, values, transposed(a));
+    product_into(y, columns(x.buffer, 0, in_ + spare_), transposed(own), bias);
     return u;
   }
-  const at::Tensor u = at::mm(values, a.t());
-  product_into(y, values, rows.narrow(1, 0, in_).t(), bias);
-  add_product(y, u, rows.narrow(1, in_, spare_).t());
+  const at::Tensor u = at::mm(values, transposed(a));
+  product_into(y, values, transposed(columns(own, 0, in_)), bias);
+  add_product(y, u, transposed(columns(own, in_, spare_)));
   return u;
 }
 
 at::Tensor ProjectionStack::input_product(const at::Tensor& x, const at::Tensor& workspace) const {
-  return at::mm(x, workspace.narrow(0, out_, spare_).narrow(1, 0, in_).t()).narrow(1, 0, rank_);
+  return columns(at::mm(x, transposed(columns(rows(workspace, out_, spare_), 0, in_))), 0, rank_);
 }
 
 void ProjectionStack::backward_input(at::Tensor* dx, const Wide& dy, const at::Tensor& workspace) const {
   if (spare_ > 0) {
-    at::Tensor v = dy.buffer.narrow(1, out_, spare_);
-    product_into(v, dy.values(), workspace.narrow(0, 0, out_).narrow(1, in_, spare_));
+    at::Tensor v = columns(dy.buffer, out_, spare_);
+    product_into(v, dy.values(), columns(rows(workspace, 0, out_), in_, spare_));
   }
-  if (dx != nullptr) product_into(*dx, dy.buffer.narrow(1, 0, out_ + spare_), workspace.narrow(1, 0, in_));
+  if (dx != nullptr) product_into(*dx, columns(dy.buffer, 0, out_ + spare_), columns(workspace, 0, in_));
 }
 
 void ProjectionStack::backward_adapters(const Wide& dy, const at::Tensor& x, std::span<const at::Tensor> u,
@@ -126,14 +126,14 @@ void ProjectionStack::backward_adapters(const Wide& dy, const at::Tensor& x, std
   at::Tensor together;  // gradients of A that follow each other in memory, as one
   int64_t first = 0;    // of its ranks
   const auto add_together = [&] {
-    if (together.defined()) add_transposed_product(together, dy.buffer.narrow(1, out_ + first, together.size(0)), x, 1.0);
+    if (together.defined()) add_transposed_product(together, columns(dy.buffer, out_ + first, together.size(0)), x, 1.0);
   };
   for (size_t i = 0; i < weights_.size(); ++i) {
     const int64_t width = weights_[i].out_features();
     if (const auto& adapter = adapters_[i]) {
       const at::Tensor& a = gradients[i].a;
       const int64_t r = a.size(0);
-      add_transposed_product(gradients[i].b, dy.buffer.narrow(1, column, width), u[i], adapter->scaling);
+      add_transposed_product(gradients[i].b, columns(dy.buffer, column, width), u[i], adapter->scaling);
       if (together.defined() && follows(a, together)) {
         together = together.as_strided({together.size(0) + r, in_}, {in_, 1});
       } else {

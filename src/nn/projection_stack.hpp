@@ -20,6 +20,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "adapters/lora_projection.hpp"
+#include "nn/views.hpp"
 
 namespace qlorapp {
 
@@ -28,7 +29,7 @@ struct Wide {
   at::Tensor buffer;  ///< (M, width + spare).
   int64_t width = 0;
 
-  [[nodiscard]] at::Tensor values() const { return buffer.narrow(1, 0, width); }
+  [[nodiscard]] at::Tensor values() const { return columns(buffer, 0, width); }
   [[nodiscard]] int64_t spare() const { return buffer.size(1) - width; }
 };
 

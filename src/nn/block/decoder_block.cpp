@@ -2,6 +2,7 @@
 #include "nn/block/decoder_block.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
 #include <utility>
@@ -128,6 +129,7 @@ at::Tensor DecoderBlock::through(const Branch& branch, Wide n, const BlockPart::
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep,
                                  const BlockCache* cache) const {
+  const at::AutoDispatchBelowADInplaceOrView no_graph;
   std::optional<InputOffload::Copy> to_host;  // beside the computation; when it ends, the stream waits for it
   if (saved != nullptr && keep == Keep::kInputOnHost && context.offload) to_host.emplace(*context.offload, x, index());
   const bool keep_all = saved != nullptr && keep == Keep::kEverything;
@@ -223,6 +225,7 @@ void DecoderBlock::back_through(const Branch& branch, const Wide& residual, cons
 }
 
 Wide DecoderBlock::backward(Wide dy, const StepContext& context, Saved saved, const Gradients& gradients, bool need_dx) const {
+  const at::AutoDispatchBelowADInplaceOrView no_graph;
   attention_->prepare(saved.attention);
   mlp_->prepare(saved.mlp);
   // Asked of the tensor, not of x_on_host: hooks on saved tensors may have moved it.

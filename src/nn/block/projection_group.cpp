@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nn/block/projection_group.hpp"
+#include "nn/views.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +8,6 @@
 #include <ATen/ATen.h>
 
 #include "adapters/lora_projection.hpp"
-#include "nn/block/columns.hpp"
 
 namespace qlorapp {
 
@@ -72,13 +72,13 @@ void ProjectionGroup::project(at::Tensor y, const Wide& x, const StepContext& co
       const at::Tensor dense = workspace != nullptr && workspace->defined() ? *workspace : all.workspace(y.scalar_type());
       products = all.forward(y, x, dense, bias());
       if (products.defined() && !u.empty() && x.spare() > 0) {
-        products = products.narrow(1, 0, all.rank()).contiguous();  // out of the columns behind x, which is not kept
+        products = columns(products, 0, all.rank()).contiguous();  // out of the columns behind x, which is not kept
       }
       if (workspace != nullptr) *workspace = dense;
     }
     for (size_t i = 0; products.defined() && i < u.size(); ++i) {
       if (adapter(i) == nullptr) continue;
-      u[i] = products.narrow(1, column, adapter(i)->a.size(0));
+      u[i] = columns(products, column, adapter(i)->a.size(0));
       column += adapter(i)->a.size(0);
     }
     return;
@@ -101,7 +101,7 @@ void ProjectionGroup::form_inputs(const at::Tensor& x, const StepContext& contex
     int64_t column = 0;
     for (size_t i = 0; i < count_; ++i) {
       if (adapter(i) == nullptr) continue;
-      u[i] = all.narrow(1, column, adapter(i)->a.size(0));
+      u[i] = columns(all, column, adapter(i)->a.size(0));
       column += adapter(i)->a.size(0);
     }
     return;
