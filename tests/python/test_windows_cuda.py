@@ -27,9 +27,7 @@ def on_gpu(folder, dtype=torch.float32):
     "options", [{}, {"gradient_checkpointing": True}, {"max_grad_norm": 0.0}], ids=["kept", "checkpointed", "unclipped"]
 )
 def test_float32_learns_what_a_backward_pass_of_torch_gives(folder, tmp_path, options):
-    theirs = trained(
-        ByAutograd, folder, tmp_path / "theirs", more={"data_collator": ByRows()}, **on_gpu(folder), **options
-    )
+    theirs = trained(ByAutograd, folder, tmp_path / "theirs", more={"data_collator": ByRows()}, **on_gpu(folder), **options)
     assert_same_run(by_windows(folder, tmp_path / "ours", **on_gpu(folder), **options), theirs, 1e-4)
 
 
