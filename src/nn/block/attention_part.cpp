@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nn/block/attention_part.hpp"
-#include "nn/views.hpp"
 
 #include <cmath>
 #include <utility>
 
 #include <ATen/ATen.h>
 
+#include "nn/views.hpp"
 #include "ops/attention.hpp"
 #include "ops/norm.hpp"
 #include "ops/rope.hpp"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nn/block/gated_mlp_part.hpp"
-#include "nn/views.hpp"
 
 #include <utility>
 
 #include <ATen/ATen.h>
 
+#include "nn/views.hpp"
 #include "ops/gated_activation.hpp"
 
 namespace qlorapp {

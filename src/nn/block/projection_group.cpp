@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nn/block/projection_group.hpp"
-#include "nn/views.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -8,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "adapters/lora_projection.hpp"
+#include "nn/views.hpp"
 
 namespace qlorapp {
 
