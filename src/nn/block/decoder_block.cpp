@@ -130,7 +130,7 @@ at::Tensor DecoderBlock::through(const Branch& branch, Wide n, const BlockPart::
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep,
                                  const BlockCache* cache) const {
   const at::AutoDispatchBelowADInplaceOrView no_graph;  // views that autograd tracks cost the host twice as much
-  std::optional<InputOffload::Copy> to_host;  // beside the computation; when it ends, the stream waits for it
+  std::optional<InputOffload::Copy> to_host;            // beside the computation; when it ends, the stream waits for it
   if (saved != nullptr && keep == Keep::kInputOnHost && context.offload) to_host.emplace(*context.offload, x, index());
   const bool keep_all = saved != nullptr && keep == Keep::kEverything;
   const Pass pass = keep_all ? Pass::kKeep : Pass::kForward;
