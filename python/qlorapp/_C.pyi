@@ -363,6 +363,8 @@ class StepRunner:
         """Forward and backward of a step's micro-batches. False if stop_now() was true on a rank between two of them: then nothing has changed."""
     def sum(self, values: collections.abc.Sequence[typing.SupportsInt]) -> list[int]:
         """Over the ranks. Synchronizes."""
+    def check_same(self, what: str, value: str) -> None:
+        """Raises ValueError on all ranks if the value differs between them."""
     def report_failure(self, why: str) -> None:
         """Ends the other ranks with the same message."""
     def take_gradients(self, mean_loss: torch.Tensor, micro_batches: typing.SupportsInt) -> None:
@@ -370,8 +372,15 @@ class StepRunner:
     def update(self, rate: typing.SupportsFloat) -> bool:
         """False if float16 overflowed: then nothing has changed."""
     def read(self) -> None:
-        """Raises RuntimeError if gradients were not finite. Synchronizes."""
+        """Raises TrainingDiverged if gradients were not finite. Synchronizes."""
+    @property
+    def must_read(self) -> bool:
+        """read() is due. Only with on_non_finite=rollback: else update() reads."""
+    @property
+    def skipped_steps(self) -> int: ...
     def scale(self) -> torch.Tensor: ...
+    def load_state(self, folder: str) -> bool:
+        """Moments, loss scale and counters of a checkpoint that the C++ Trainer wrote. Raises FormatError if base or options differ."""
     def clear_graphs(self) -> None: ...
     @property
     def global_step(self) -> int:
@@ -456,6 +465,8 @@ class TrainerControl:
     @should_log.setter
     def should_log(self, arg0: bool) -> None: ...
 
+class TrainingDiverged(RuntimeError): ...
+
 class UnpaddedBatch:
     """A padded batch without its padding; include/qlorapp/data/collate.hpp."""
     @property
@@ -475,6 +486,9 @@ class UnpaddedBatch:
 
 def advice_for_one_row(model: CausalLM, length: typing.SupportsInt, *, optimizer_is_8bit: bool, room: typing.SupportsInt, evaluates: bool=True) -> str: ...
 
+def base_inputs(model: CausalLM) -> str:
+    """JSON: fingerprints of the frozen weights, and the fields of config.json that enter the computation. Reads all weights."""
+
 def best_fit_decreasing(lengths: collections.abc.Sequence[typing.SupportsInt], capacity: typing.SupportsInt) -> list[list[int]]:
     """Which of the lengths go together; include/qlorapp/data/packing.hpp."""
 
@@ -482,6 +496,9 @@ def bits_and_bytes_config_aliases() -> dict[str, tuple[str, bool]]: ...
 
 def bits_and_bytes_config_fields() -> list[typing.Any]:
     """[(name, type, default as JSON, doc)]"""
+
+def check_base(folder: str, saved: str, now: str) -> None:
+    """Compares results of base_inputs(). Raises FormatError if a checkpoint belongs to another base."""
 
 def check_checkpoint(checkpoint: str) -> None:
     """Raises FormatError if a file is missing or was changed."""

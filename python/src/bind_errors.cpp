@@ -7,12 +7,13 @@
 #include "qlorapp/core/error.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/train/grad_scaler.hpp"
+#include "qlorapp/train/trainer.hpp"
 
 namespace qlorapp::python {
 namespace {
 
 PyObject* format_error = nullptr;  // these live as long as the process
-PyObject* out_of_memory_error = nullptr;
+PyObject *out_of_memory_error = nullptr, *training_diverged = nullptr;
 
 void translate(std::exception_ptr error) {
   try {
@@ -25,6 +26,8 @@ void translate(std::exception_ptr error) {
     PyErr_SetObject(PyExc_OSError, py::make_tuple(e.error_number(), escaped(e.what())).ptr());
   } catch (const GradScalerAssertion& e) {
     PyErr_SetString(PyExc_AssertionError, escaped(e.what()).c_str());
+  } catch (const TrainingDiverged& e) {
+    PyErr_SetString(training_diverged, escaped(e.what()).c_str());
   } catch (const OutOfMemoryError& e) { PyErr_SetString(out_of_memory_error, escaped(e.what()).c_str()); } catch (const Error& e) {
     PyErr_SetString(PyExc_RuntimeError, escaped(e.what()).c_str());
   } catch (python_error& e) {
@@ -72,6 +75,9 @@ void bind_errors(py::module_& m) {
   format_error = PyErr_NewExceptionWithDoc("qlorapp.FormatError", "A file that breaks its format; the message names it.",
                                            PyExc_ValueError, nullptr);
   m.attr("FormatError") = py::reinterpret_borrow<py::object>(format_error);
+  training_diverged =
+      PyErr_NewExceptionWithDoc("qlorapp.TrainingDiverged", "Gradients of a step were not finite.", PyExc_RuntimeError, nullptr);
+  m.attr("TrainingDiverged") = py::reinterpret_borrow<py::object>(training_diverged);
   out_of_memory_error = py::object(py::module_::import("torch").attr("OutOfMemoryError")).release().ptr();
   py::register_local_exception_translator(&translate);
   m.def("set_log_sink", &set_sink, py::arg("sink").none(true),

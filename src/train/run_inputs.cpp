@@ -15,7 +15,9 @@
 #include "format/config_json.hpp"
 #include "json/json_fields.hpp"
 #include "json/python_json.hpp"
+#include "nn/base_fingerprint.hpp"
 #include "qlorapp/core/log.hpp"
+#include "qlorapp/format/model_config.hpp"
 
 namespace qlorapp {
 namespace {
@@ -129,9 +131,17 @@ TrainingArguments read_arguments(const std::string& folder) {
   return args;
 }
 
-ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& args, const RunInputs& inputs,
-                           const std::vector<std::string>& other_text) {
-  const RunInputs saved = RunInputs::load(folder);
+RunInputs base_inputs(const CausalLM& model) {
+  const BaseFingerprint base = base_fingerprint(model);
+  RunInputs inputs;
+  inputs.base = base.whole;
+  inputs.base_without_scales = base.without_scales;
+  inputs.base_config = format::computed_fields(model.config());
+  inputs.device = c10::DeviceTypeName(model.device().type(), /*lower_case=*/true);
+  return inputs;
+}
+
+void check_base(const std::string& folder, const RunInputs& saved, const RunInputs& inputs) {
   QLORAPP_CHECK_FORMAT(
       inputs.base == saved.base || (inputs.device != saved.device && inputs.base_without_scales == saved.base_without_scales),
       "[resume] {} belongs to another base model, or to this one quantized differently or in another precision "
@@ -139,7 +149,12 @@ ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& a
       folder);
   check_base_config(folder, saved, inputs);
   if (inputs.base != saved.base) log_info("[resume] the scales of the base differ in rounding from those of that run's device.");
+}
 
+ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& args, const RunInputs& inputs,
+                           const std::vector<std::string>& other_text) {
+  const RunInputs saved = RunInputs::load(folder);
+  check_base(folder, saved, inputs);
   const std::string path = files::path_in(folder, kArgumentsFile);
   const TrainingArguments before = read_arguments(folder);
   constexpr int64_t kMost = int64_t{1} << 20;  // so that no product of counts overflows

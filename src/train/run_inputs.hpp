@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "qlorapp/data/dataset.hpp"
+#include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/train/train_state.hpp"
 #include "qlorapp/train/training_arguments.hpp"
 
@@ -20,6 +21,13 @@ void write_arguments(const std::string& folder, const TrainingArguments& args);
 
 /// @throws IoError, FormatError: missing, or not of a run.
 [[nodiscard]] TrainingArguments read_arguments(const std::string& folder);
+
+/// The base's part of a run's inputs: fingerprints of the frozen weights, and the fields of config.json that enter the computation.
+[[nodiscard]] RunInputs base_inputs(const CausalLM& model);
+
+/// @throws FormatError if a checkpoint belongs to another base, naming the fields of config.json that differ. What differs in rounding
+///         only, by the kind of device, is logged.
+void check_base(const std::string& folder, const RunInputs& saved, const RunInputs& inputs);
 
 struct ChangedInputs {
   bool any = false;              ///< Something that decides the numbers; args.resume_with_changes allowed it.

@@ -9,6 +9,7 @@
 
 #include "core/check.hpp"
 #include "qlorapp/train/clip.hpp"
+#include "train/run_inputs.hpp"
 #include "train/run_setup.hpp"
 
 namespace qlorapp {
@@ -98,12 +99,17 @@ bool StepRunner::update(double rate) {
   }
   is_open_ = false;
   unread_.add(report, state_.global_step);
-  if (!model_->device().is_cuda() || unread_.full()) read();
+  const bool may_go_back = args_.on_non_finite == "rollback";  // then another loop reads, where it can
+  if (!may_go_back && must_read()) read();
   return report.stepped;
 }
 
 std::vector<int64_t> StepRunner::sum(std::vector<int64_t> values) {
   return rank_count() == 1 ? values : sum_over(*state_.ranks, std::move(values));
+}
+
+void StepRunner::check_same(const std::string& what, const std::string& value) {
+  if (rank_count() > 1) check_same_on_all(*state_.ranks, what, value);
 }
 
 void StepRunner::report_failure(const std::string& why) {
@@ -114,6 +120,20 @@ void StepRunner::read() {
   // Of the hosts: a rank that hangs is named, before a GPU waits for it.
   if (rank_count() > 1 && model_->device().is_cuda()) state_.ranks->barrier();
   unread_.read_into(state_, args_.on_non_finite == "skip", trend_);
+}
+
+bool StepRunner::load_state(const std::string& folder) {
+  RunInputs inputs = RunInputs::load(folder);
+  const RunInputs base = base_inputs(*model_);
+  inputs.base = base.base;
+  inputs.base_without_scales = base.base_without_scales;
+  inputs.base_config = base.base_config;
+  inputs.device = base.device;
+  inputs.ranks = rank_count();
+  inputs.lora_dropout = model_->lora_config().lora_dropout;
+  const ChangedInputs changes = check_inputs(folder, args_, inputs);
+  state_.load(folder);
+  return changes.any;
 }
 
 at::Tensor StepRunner::scale() { return state_.scaler.scale(at::ones({}, state_.arena->values().options())); }

@@ -50,21 +50,34 @@ class StepRunner {
   [[nodiscard]] const WindowGradients& found() const { return found_; }
 
   /// Clips and updates.  @returns false if the loss scale found an overflow: then nothing has changed.
-  /// @throws TrainingDiverged as read(): on a CPU here, on a GPU at every 256th step; LossScaleExhausted; ValueError without a window.
+  /// @throws TrainingDiverged as read(), which is called here on a CPU, on a GPU at every 256th step, never with on_non_finite=rollback;
+  ///         LossScaleExhausted; ValueError without a window.
   bool update(double rate);
   /// Sums over the ranks; `values` as they are for one process. Synchronizes.
   [[nodiscard]] std::vector<int64_t> sum(std::vector<int64_t> values);
+  /// @throws ValueError on all ranks if the value differs between them.
+  void check_same(const std::string& what, const std::string& value);
   /// Tells the other ranks why this one ends.
   void report_failure(const std::string& why);
 
   /// @throws TrainingDiverged if gradients of a step since the last call were not finite. Synchronizes.
   void read();
+  /// So many steps were not read that read() is due.
+  [[nodiscard]] bool must_read() const { return !model_->device().is_cuda() || unread_.full(); }
 
   /// Those that were given; a budget has replaced some.
   [[nodiscard]] const TrainingArguments& arguments() const { return args_; }
   /// Forward and backward of the largest micro-batch that can come, without an update: memory runs out here if it ever does.
   /// @throws OutOfMemoryError as gradients().
   void run_worst_case(const Batch& largest) { runner_.run_worst_case(largest); }
+
+  /// Goes on from a checkpoint that Trainer wrote, whose adapter is loaded: moments, loss scale, counters. Rows are not compared.
+  /// @returns whether options that affect the results differ, which args.resume_with_changes allows.
+  /// @throws FormatError if base or options differ, or a file is missing or malformed.
+  bool load_state(const std::string& folder);
+
+  /// Micro-batches of windows that had their update: a checkpoint between two micro-batches begins its window again.
+  [[nodiscard]] uint32_t whole_micro_steps() const { return is_open_ ? first_micro_step_ : state_.micro_step; }
 
   /// Frees the recorded steps of cuda_graphs.
   void clear_graphs() { runner_.clear_graphs(); }

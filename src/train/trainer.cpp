@@ -18,7 +18,6 @@
 #include "io/adapter_file.hpp"
 #include "io/background_commit.hpp"
 #include "io/checkpoint_folder.hpp"
-#include "nn/base_fingerprint.hpp"
 #include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/data/collate.hpp"
@@ -99,15 +98,11 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   take_options(state_, args_);
   prepare_rows();
   set_up_model(*model_, args_, state_, longest_row(), !eval_data_.empty());
-  const BaseFingerprint base = base_fingerprint(*model_);
-  state_.inputs = {data_fingerprint(train_data_),
-                   data_fingerprint(eval_data_),
-                   base.whole,
-                   base.without_scales,
-                   format::computed_fields(model_->config()),
-                   c10::DeviceTypeName(device().type(), /*lower_case=*/true),
-                   rank_count(),
-                   model_->lora_config().lora_dropout};
+  state_.inputs = base_inputs(*model_);
+  state_.inputs.train_data = data_fingerprint(train_data_);
+  state_.inputs.eval_data = data_fingerprint(eval_data_);
+  state_.inputs.ranks = rank_count();
+  state_.inputs.lora_dropout = model_->lora_config().lora_dropout;
   unread_ = std::make_unique<UnreadLosses>();
   trend_ = std::make_unique<LossTrend>();
   saving_ = std::make_unique<BackgroundCommit>();

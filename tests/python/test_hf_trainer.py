@@ -151,11 +151,7 @@ class TestSameRun:
         for key in set(states[0]) - {"log_history", "total_flos", "stateful_callbacks"}:
             assert states[0][key] == states[1][key], key
         ours, others = ({*os.listdir(path)} for path in (mine, theirs))
-        assert others - ours == {"optimizer.pt", "scheduler.pt"} and ours - others == {
-            "optimizer.safetensors",
-            "run_state.json",
-            "training_args.json",
-        }
+        assert others <= ours and ours - others == {"run_inputs.json", "loop_state.pth"}
         assert (mine / "adapter_config.json").read_text() == (theirs / "adapter_config.json").read_text()
 
 
@@ -226,14 +222,6 @@ class TestCallbacks:
         assert stopped[0].state.global_step == stopped[1].state.global_step < stopped[0].state.max_steps
         assert stopped[0].state.best_model_checkpoint.endswith(f"checkpoint-{stopped[1].state.best_global_step}")
 
-    def test_a_rate_that_a_callback_sets_is_refused_aloud(self, folder, tmp_path):
-        class Steers(transformers.TrainerCallback):
-            def on_step_end(self, args, state, control, optimizer=None, **given):
-                optimizer.param_groups[0]["lr"] = 1.0
-
-        with pytest.raises(ValueError, match="param_groups"):
-            trained(qlorapp.Trainer, folder, tmp_path, more={"callbacks": [Steers()]})
-
     def test_an_error_in_a_callback_reaches_the_caller(self, folder, tmp_path):
         class Breaks(transformers.TrainerCallback):
             def on_log(self, args, state, control, **given):
@@ -273,14 +261,12 @@ class TestResume:
         for name, value in adapters(whole).items():
             assert torch.equal(adapters(resumed)[name], value), name
 
-    def test_a_checkpoint_of_transformers_goes_on_there(self, folder, tmp_path, caplog):
+    def test_a_checkpoint_of_transformers_goes_on(self, folder, tmp_path):
         options = {"save_strategy": "steps", "save_steps": 2}
         whole = trained(transformers.Trainer, folder, tmp_path, **options)
         resume = {"resume": str(tmp_path / "checkpoint-2"), **options}
-        with caplog.at_level(logging.INFO, logger="qlorapp"):
-            by_windows = trained(qlorapp.Trainer, folder, tmp_path / "windows", **resume)
-        assert not in_cpp(by_windows) and "checkpoint of transformers' own loop" in caplog.text
-        assert losses(by_windows) == pytest.approx(losses(whole), rel=1e-6)
+        in_windows = trained(qlorapp.Trainer, folder, tmp_path / "windows", **resume)
+        assert in_cpp(in_windows) and losses(in_windows) == pytest.approx(losses(whole), rel=1e-6)
 
         class WithTheirSteps(qlorapp.Trainer):
             training_step = transformers.Trainer.training_step
@@ -290,11 +276,6 @@ class TestResume:
         for name, value in adapters(whole).items():
             assert torch.equal(adapters(resumed)[name], value), name
 
-    def test_one_of_cpp_is_not_half_resumed(self, folder, tmp_path):
-        trained(qlorapp.Trainer, folder, tmp_path, save_strategy="steps", save_steps=2)
-        with pytest.raises(ValueError, match="written by the C\\+\\+ loop.*label_smoothing_factor.*optimizer.pt"):
-            trained(qlorapp.Trainer, folder, tmp_path, resume=True, label_smoothing_factor=0.1)
-
     def test_trained_again_it_begins_anew(self, folder, tmp_path):
         trainer = trained(qlorapp.Trainer, folder, tmp_path, max_steps=2)
         first = losses(trainer)
@@ -303,13 +284,13 @@ class TestResume:
         assert in_cpp(trainer) and trainer.state.global_step == 2 and len(again) == 2 and again[0] < first[0]
 
 
-class TestTransformersRuns:
-    """What C++ does not compute runs in transformers' loop, with the reason logged once."""
+class TestTorchComputes:
+    """What C++ does not compute is computed by torch, with the reason logged once."""
 
     @pytest.fixture
     def said(self, caplog):
         caplog.set_level(logging.INFO, logger="qlorapp")
-        return lambda: [record.getMessage() for record in caplog.records if "transformers' loop runs" in record.getMessage()]
+        return lambda: [record.getMessage() for record in caplog.records if "torch computes the steps" in record.getMessage()]
 
     CASES: ClassVar = {
         "label_smoothing_factor": ({"label_smoothing_factor": 0.1}, {}),
@@ -318,7 +299,6 @@ class TestTransformersRuns:
         "lr_scheduler_type": ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}, {"eval_dataset": EVAL_ROWS}),
         "compute_loss_func": ({}, {"compute_loss_func": lambda outputs, labels, num_items_in_batch=None: outputs.logits.mean()}),
         "use_seedable_sampler": ({"accelerator_config": {"use_seedable_sampler": False}}, {}),
-        "collator": ({}, {"data_collator": lambda rows: transformers.DataCollatorForSeq2Seq(tokenizer())(rows)}),
         "bf16": ({"bf16": True}, {}),
     }  # fmt: skip
 
@@ -332,7 +312,7 @@ class TestTransformersRuns:
         assert len(said()) == 1
 
     def test_overridden_methods_are_called(self, folder, tmp_path, said):
-        for name in ("compute_loss", "training_step", "create_optimizer", "get_train_dataloader", "_prepare_inputs"):
+        for name in ("compute_loss", "training_step", "create_optimizer", "_prepare_inputs"):
             called = []
 
             def own(self, *args, name=name, called=called, **given):
@@ -381,13 +361,14 @@ class TestTransformersRuns:
         trainer.train()
         assert "has hooks" in said()[-1]
 
-    def test_padding_on_the_left_and_rows_that_differ(self, folder, tmp_path, said):
+    def test_padding_on_the_left_and_rows_that_differ(self, folder, tmp_path, caplog):
+        caplog.set_level(logging.INFO, logger="qlorapp")
         left = tokenizer()
         left.padding_side = "left"
         every = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows(26)]
         more = {"data_collator": transformers.DataCollatorForSeq2Seq(left)}
         trainer = trained(qlorapp.Trainer, folder, tmp_path, data=every, more=more, max_steps=2)
-        assert "pad on the right" in said()[-1]
+        assert "labels are predicted from padding" in caplog.text
         assert_same_run(trainer, trained(transformers.Trainer, folder, tmp_path, data=every, more=more, max_steps=2))
         trainer = trained(qlorapp.Trainer, folder, tmp_path, more=more, max_steps=2)  # the first token of each row is masked
         assert in_cpp(trainer)
@@ -420,7 +401,7 @@ def test_a_run_is_gone_when_it_ends(folder, tmp_path):
 
     trainer = trained(qlorapp.Trainer, folder, tmp_path, max_steps=1)
     gone = weakref.ref(trainer.model)
-    assert trainer._run is None
+    assert trainer._windows is None
     del trainer
     gc.collect()
     assert gone() is None

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """SFTTrainer over TRL's own, and the trainers of transformers, TRL and accelerate, unmodified, over models of this library."""
 
-import functools
 from typing import ClassVar
 
 import accelerate
@@ -12,7 +11,6 @@ import qlorapp
 import torch
 import transformers
 import trl
-from qlorapp.hf.arena_optimizer import ArenaAdamW
 from qlorapp.hf.forward import engine_of
 from tiny_trainer import TINY, adapted, adapters, in_cpp, losses
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
@@ -76,9 +74,8 @@ class TestSFT:
         "without padding": (TEXT, {"padding_free": True, "max_length": None}),
     }  # fmt: skip
 
-    @pytest.mark.parametrize("by", ["a run", "windows"])
     @pytest.mark.parametrize("kind", KINDS)
-    def test_cpp_and_trl_train_the_same(self, folder, tmp_path, kind, by):
+    def test_cpp_and_trl_train_the_same(self, folder, tmp_path, kind):
         data, options = self.KINDS[kind]
         trainers = []
         for trainer_class in (qlorapp.SFTTrainer, trl.SFTTrainer):
@@ -89,22 +86,16 @@ class TestSFT:
                 train_dataset=datasets.Dataset.from_list(data),
                 processing_class=tokenizer(),
             )
-            if by == "windows":
-                trainer.data_collator = functools.partial(trainer.data_collator)  # which the C++ loop does not know
             trainer.train()
             trainers.append(trainer)
-        assert in_cpp(trainers[0]) == (by == "a run")
-        assert by == "a run" or isinstance(trainers[0].optimizer, ArenaAdamW)
+        assert in_cpp(trainers[0])
         torch.testing.assert_close(torch.tensor(losses(trainers[0])), torch.tensor(losses(trainers[1])), rtol=0, atol=1e-5)
         values, others = (adapters(trainer) for trainer in trainers)
         for name, value in others.items():
             torch.testing.assert_close(values[name], value, rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
         for mine, other in zip(trainers[0].state.log_history, trainers[1].state.log_history, strict=True):
             for name in ("entropy", "mean_token_accuracy"):
-                if by == "windows":
-                    assert mine.get(name) == pytest.approx(other.get(name), abs=1e-5), name
-                else:
-                    other.pop(name, None)
+                assert mine.get(name) == pytest.approx(other.get(name), abs=1e-5), name
             assert set(mine) == set(other)
             if "num_tokens" in other and kind != "packed and cut":
                 assert mine["num_tokens"] == other["num_tokens"]
@@ -128,7 +119,7 @@ class TestSFT:
         evaluated = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
         assert len(evaluated) == 2 and {"eval_entropy", "eval_mean_token_accuracy", "eval_num_tokens"} <= set(evaluated[0])
         assert evaluated[0]["eval_num_tokens"] == trainer.state.log_history[1]["num_tokens"]
-        assert (tmp_path / "checkpoint-2" / "run_state.json").is_file() and (tmp_path / "README.md").is_file()
+        assert (tmp_path / "checkpoint-2" / "optimizer.pt").is_file() and (tmp_path / "README.md").is_file()
         resumed = qlorapp.SFTTrainer(
             adapted(qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=four_bits(True))),
             config, train_dataset=data, eval_dataset=data, processing_class=tokenizer(),

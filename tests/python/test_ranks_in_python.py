@@ -17,8 +17,7 @@ SCRIPT = """
 import functools, gc, json, os, signal, sys, time
 sys.path.insert(0, {tests!r})
 import qlorapp, torch, transformers
-from qlorapp.hf.arena_optimizer import ArenaAdamW
-from tiny_trainer import TINY, adapted, base_model, in_cpp, made, rows
+from tiny_trainer import TINY, ByAutograd, adapted, base_model, in_cpp, made, rows
 def leave():  # or a thread of torch's Gloo may abort the process when Python ends
     globals().pop("trainer", None)  # DistributedDataParallel holds the group
     gc.collect()
@@ -46,16 +45,14 @@ resume = own.get("other", resume) if rank else resume
 options = {{"max_steps": 6, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 3,
            "per_device_eval_batch_size": 2, "include_num_input_tokens_seen": "all", "ddp_backend": "gloo" if "RANK" in os.environ else None, **options}}
 more = {{"eval_dataset": rows(8, seed=4), "callbacks": [Slow()] if slow else [Ends()] if own.get("ends") else []}}
-data = rows(26, seed=9 + (rank if seed else 0))
+data = rows(own.get("rows", 26), seed=9 + (rank if seed else 0))
 model = None
 if own.get("sharding", "no") != "no" or own.get("wide"):
     options_of_base = {{"dtype": torch.float32}} if own.get("wide") else {{"base_sharding": own["sharding"]}}
     model = adapted(base_model(folder, device_map="cpu", **options_of_base), **(lora or {{}}))
-trainer = made(qlorapp.Trainer, folder, out, more=more, data=data, lora=lora, model=model, **options)
-by = own.get("by", "run")
-if by in ("windows", "autograd"):  # a collator that the C++ loop does not know
-    trainer.data_collator = functools.partial(trainer.data_collator)
-    trainer._gives_windows = by == "windows"
+by = own.get("by", "cpp")
+kind = ByAutograd if by == "autograd" else qlorapp.Trainer
+trainer = made(kind, folder, out, more=more, data=data, lora=lora, model=model, **options)
 if own.get("ends") == "passes" and rank:  # C++ asks after each step, and between the micro-batches of a window
     asked, is_signalled = [], trainer._is_signalled
     def is_asked():
@@ -69,8 +66,7 @@ try:
 except BaseException:
     leave()
     raise
-assert in_cpp(trainer) == (by == "run")
-assert isinstance(trainer.optimizer, ArenaAdamW) == (by in ("windows", "other batches"))
+assert in_cpp(trainer) == (by == "cpp")
 trainer.save_model(out)
 if trainer.is_world_process_zero():
     names = ("eval_loss", "step", "loss", "learning_rate", "grad_norm", "num_input_tokens_seen", "total_flos")
@@ -117,12 +113,15 @@ def results(out) -> tuple[list, dict]:
 @pytest.mark.parametrize("lora", [{}, {"lora_dropout": 0.2}], ids=["plain", "dropout"])
 def test_two_processes_train_what_one_trains_with_twice_the_accumulation(script, tmp_path, lora):
     options = {} if lora else {"load_best_model_at_end": True, "save_steps": 3, "save_total_limit": 1}
-    run(script, 1, tmp_path / "one", {"gradient_accumulation_steps": 4, **options}, lora=lora)
-    given = [json.dumps({"gradient_accumulation_steps": 2, **options}), tmp_path / "two", json.dumps({"lora": lora})]
-    done = (forked if lora else torchrun)(2, script, *given)
+    run(script, 1, tmp_path / "one", {"gradient_accumulation_steps": 4, **options}, lora=lora, rows=32)
+    given = [
+        json.dumps({"gradient_accumulation_steps": 2, **options}),
+        tmp_path / "two",
+        json.dumps({"lora": lora, "rows": 32}),
+    ]
+    (forked if lora else torchrun)(2, script, *given)
     left = [sorted(path.name for path in (tmp_path / each).glob("*")) for each in ("one", "two")]
     assert left[0] == left[1] and {"MANIFEST.json", "qlorapp_base.json"} <= set(left[0]) and is_whole(tmp_path / "two")
-    assert "transformers' loop runs" not in done.stderr
     (mine, adapter), (other, reference) = results(tmp_path / "two"), results(tmp_path / "one")
     assert len(mine) == len(other) > 7
     for one, expected in zip(mine, other, strict=True):
@@ -162,19 +161,19 @@ trainer.data_collator = odd
 
 
 @pytest.mark.parametrize("kind", ["plain", "odd"])
-def test_windows_of_two_processes_are_those_of_distributed_data_parallel(script, tmp_path, kind):
+def test_steps_of_two_processes_are_those_of_distributed_data_parallel(script, tmp_path, kind):
     if kind == "odd":
         text = script.read_text().replace("try:\n", ODD.lstrip("\n"), 1)
         script = tmp_path / "odd.py"
         script.write_text(text)
     options = {"gradient_accumulation_steps": 2, "load_best_model_at_end": True, "save_steps": 3, "save_total_limit": 1}
-    for by in ("windows", "autograd"):
+    for by in ("cpp", "autograd"):
         run(script, 2, tmp_path / by, options, by=by, wide=True)
         assert (tmp_path / by / "checkpoint-6/MANIFEST.json").is_file() or (
             tmp_path / by / "checkpoint-3/MANIFEST.json"
         ).is_file()
-    assert all(is_whole(tmp_path / by) for by in ("windows", "autograd"))
-    (mine, adapter), (other, reference) = results(tmp_path / "windows"), results(tmp_path / "autograd")
+    assert all(is_whole(tmp_path / by) for by in ("cpp", "autograd"))
+    (mine, adapter), (other, reference) = results(tmp_path / "cpp"), results(tmp_path / "autograd")
     assert len(mine) == len(other) > 7
     for one, expected in zip(mine, other, strict=True):
         assert [value is None for value in one] == [value is None for value in expected]
@@ -193,14 +192,14 @@ def test_what_process_0_fails_to_save_ends_all(script, tmp_path):
         )
     )
     for late in (True, False):  # process 0 fails, or the other one
-        both = by_hand(fails, json.dumps({"ddp_timeout": 60}), tmp_path / "out", json.dumps({"by": "windows", "late": late}))
+        both = by_hand(fails, json.dumps({"ddp_timeout": 60}), tmp_path / "out", json.dumps({"late": late}))
         ends = [process.communicate(timeout=55)[1] for process in both]
         assert all("division by zero" in err for err in ends), ends
         assert not list((tmp_path / "out").glob("checkpoint-*"))
 
 
 def test_a_base_divided_over_each_machine_trains_one_adapter(script, tmp_path):
-    done = run(script, 4, tmp_path, {"max_steps": 3, "logging_steps": 1, "eval_strategy": "no"}, sharding="node", by="windows")
+    done = run(script, 4, tmp_path, {"max_steps": 3, "logging_steps": 1, "eval_strategy": "no"}, sharding="node")
     sums = [line for line in done.stdout.splitlines() if line.startswith("SUM")]
     assert len(sums) == 4 and len(set(sums)) == 1, sums
 
@@ -217,9 +216,7 @@ found = []
 for kind in (qlorapp.SFTTrainer, trl.SFTTrainer):
     args = qlorapp.SFTConfig(output_dir=sys.argv[1], max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, logging_steps=1,
                              ddp_backend="gloo", use_cpu=True, bf16=False, report_to="none", save_strategy="no", disable_tqdm=True)
-    trainer = kind(adapted(load()), args, train_dataset=datasets.Dataset.from_list(rows(24)),
-                   processing_class=tokenizer())
-    trainer.data_collator = functools.partial(trainer.data_collator)
+    trainer = kind(adapted(load()), args, train_dataset=datasets.Dataset.from_list(rows(24)), processing_class=tokenizer())
     trainer.train()
     found.append([[entry.get(key) for key in ("loss", "entropy", "mean_token_accuracy", "num_tokens")] for entry in trainer.state.log_history[:3]])
     del trainer
@@ -247,7 +244,7 @@ def test_a_stream_that_begins_again_within_a_window_is_that_of_distributed_data_
         "save_strategy": "no",
         "logging_steps": 1,
     }
-    for by in ("windows", "autograd"):
+    for by in ("cpp", "autograd"):
         run(
             stream,
             2,
@@ -256,19 +253,14 @@ def test_a_stream_that_begins_again_within_a_window_is_that_of_distributed_data_
             by=by,
             wide=True,
         )
-    (mine, _), (other, _) = results(tmp_path / "windows"), results(tmp_path / "autograd")
+    (mine, _), (other, _) = results(tmp_path / "cpp"), results(tmp_path / "autograd")
     for one, expected in zip(mine, other, strict=True):
         assert [v or 0 for v in one] == pytest.approx([v or 0 for v in expected], rel=1e-5, abs=1e-6)
 
 
-# C++ computes the run, or the windows of transformers' loop.
-by_cpp = pytest.mark.parametrize("by", ["run", "windows"])
-
-
-@by_cpp
-def test_a_run_of_two_resumes_in_the_same_bytes(script, tmp_path, by):
+def test_a_run_of_two_resumes_in_the_same_bytes(script, tmp_path):
     options = {"gradient_accumulation_steps": 2}
-    own = {"lora": {"lora_dropout": 0.1}, "by": by}
+    own = {"lora": {"lora_dropout": 0.1}}
     run(script, 2, tmp_path / "whole", options, **own)
     first = (tmp_path / "whole/adapter_model.safetensors").read_bytes()
     resume = tmp_path / "whole/checkpoint-2"
@@ -277,12 +269,12 @@ def test_a_run_of_two_resumes_in_the_same_bytes(script, tmp_path, by):
     assert (tmp_path / "again/adapter_model.safetensors").read_bytes() == first
 
 
-@pytest.mark.parametrize(("rank", "by"), [(0, "run"), (1, "run"), (1, "windows")])
-def test_a_signal_to_one_process_ends_all_with_a_checkpoint(script, tmp_path, rank, by):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_process_ends_all_with_a_checkpoint(script, tmp_path, rank):
     given = [
         json.dumps({"max_steps": 100_000, "save_steps": 50_000, "eval_strategy": "no"}),
         tmp_path / "out",
-        json.dumps({"slow": True, "by": by}),
+        json.dumps({"slow": True}),
     ]
     both = by_hand(script, *given)
     while not (line := both[rank].stdout.readline()).startswith("step 3 "):
@@ -291,12 +283,11 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(script, tmp_path, ra
     ends = [process.communicate(timeout=90) for process in both]
     assert [process.returncode for process in both] == [143, 143], ends
     step = int(re.search(r"stopped after step (\d+) of 100000 and saved a checkpoint", ends[0][1])[1])
-    state = "run_state.json" if by == "run" else "optimizer.pt"
-    assert (tmp_path / "out" / f"checkpoint-{step}" / state).is_file() and is_whole(tmp_path / "out")
+    assert (tmp_path / "out" / f"checkpoint-{step}" / "optimizer.pt").is_file() and is_whole(tmp_path / "out")
 
 
-@pytest.mark.parametrize(("sharding", "by"), [("no", "run"), ("full", "run"), ("full", "windows")])
-def test_a_signal_ends_all_between_two_micro_batches(script, tmp_path, sharding, by):
+@pytest.mark.parametrize("sharding", ["no", "full"])
+def test_a_signal_ends_all_between_two_micro_batches(script, tmp_path, sharding):
     options = {
         "gradient_accumulation_steps": 4,
         "eval_strategy": "no",
@@ -304,10 +295,10 @@ def test_a_signal_ends_all_between_two_micro_batches(script, tmp_path, sharding,
         "save_strategy": "steps",
         "save_steps": 3,
     }
-    own = {"lora": {"lora_dropout": 0.1}, "sharding": sharding, "by": by}
+    own = {"lora": {"lora_dropout": 0.1}, "sharding": sharding}
     run(script, 2, tmp_path / "whole", options, **own)
     expected = (tmp_path / "whole/adapter_model.safetensors").read_bytes()
-    given = [json.dumps(options), tmp_path / "out", json.dumps({**own, "ends": "signal" if by == "run" else "passes"})]
+    given = [json.dumps(options), tmp_path / "out", json.dumps({**own, "ends": "passes"})]
     both = by_hand(script, *given)
     ends = [process.communicate(timeout=90) for process in both]
     assert [process.returncode for process in both] == [143, 143], ends
@@ -317,19 +308,16 @@ def test_a_signal_ends_all_between_two_micro_batches(script, tmp_path, sharding,
     assert (tmp_path / "out/adapter_model.safetensors").read_bytes() == expected
 
 
-@by_cpp
-def test_a_signal_after_the_last_step_ends_all(script, tmp_path, by):
+def test_a_signal_after_the_last_step_ends_all(script, tmp_path):
     options = {"eval_strategy": "no", "max_steps": 2, "save_strategy": "steps", "save_steps": 50}
-    both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": "late", "by": by}))
+    both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": "late"}))
     ends = [process.communicate(timeout=90) for process in both]
     assert [process.returncode for process in both] == [143, 143], ends
     assert (tmp_path / "out/checkpoint-2/trainer_state.json").is_file() and is_whole(tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("ends", "sharding", "by"), [("hang", "no", "windows"), ("hang", "no", "run"), ("stop", "full", "run")]
-)
-def test_a_process_that_hangs_is_named_by_the_others(script, tmp_path, ends, sharding, by):
+@pytest.mark.parametrize(("ends", "sharding"), [("hang", "no"), ("stop", "full")])
+def test_a_process_that_hangs_is_named_by_the_others(script, tmp_path, ends, sharding):
     options = {
         "gradient_accumulation_steps": 4,
         "eval_strategy": "no",
@@ -337,7 +325,7 @@ def test_a_process_that_hangs_is_named_by_the_others(script, tmp_path, ends, sha
         "ddp_timeout": 7,
         "include_num_input_tokens_seen": "no",
     }  # for which transformers exchanges numbers after each micro-batch
-    both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": ends, "sharding": sharding, "by": by}))
+    both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": ends, "sharding": sharding}))
     assert "for rank [1], which did not come" in error_of_first(both)
 
 
@@ -358,13 +346,18 @@ model(torch.tensor([[3, 4, 5]]))
     assert "in an exchange for rank [1], which did not come to it" in error_of_first(both)
 
 
-@by_cpp
-def test_what_one_process_fails_of_ends_the_others(script, tmp_path, by):
+def test_what_one_process_fails_of_ends_the_others(script, tmp_path):
     fails = tmp_path / "fails.py"
     fails.write_text(
-        script.read_text().replace("trainer = made(", "data[0]['input_ids'][0] += 10**6 * rank\ntrainer = made(", 1)
+        script.read_text().replace(
+            "try:\n    result",
+            "collate = trainer.data_collator\n"
+            "trainer.data_collator = lambda given: {k: v + 10**6 * rank * (k == 'input_ids') for k, v in collate(given).items()}\n"
+            "try:\n    result",
+            1,
+        )
     )
-    both = by_hand(fails, json.dumps({"ddp_timeout": 60}), tmp_path / "out", json.dumps({"by": by}))
+    both = by_hand(fails, json.dumps({"ddp_timeout": 60}), tmp_path / "out", "{}")
     ends = [process.communicate(timeout=55)[1] for process in both]
     assert all("token ids must be from 0 to" in err for err in ends), ends
 
@@ -377,8 +370,7 @@ class StopsInFirst(transformers.TrainerCallback):
 """
 
 
-@by_cpp
-def test_a_flag_that_a_callback_of_process_0_sets_counts_in_all(script, tmp_path, by):
+def test_a_flag_that_a_callback_of_process_0_sets_counts_in_all(script, tmp_path):
     stops = tmp_path / "stops.py"
     text = (
         script.read_text()
@@ -386,22 +378,21 @@ def test_a_flag_that_a_callback_of_process_0_sets_counts_in_all(script, tmp_path
         .replace("[Slow()] if slow", "[StopsInFirst()] if slow", 1)
     )
     stops.write_text(text)
-    run(stops, 2, tmp_path / "out", {"eval_strategy": "no", "save_strategy": "no", "logging_steps": 1}, slow=True, by=by)
+    run(stops, 2, tmp_path / "out", {"eval_strategy": "no", "save_strategy": "no", "logging_steps": 1}, slow=True)
     steps = [entry[1] for entry in results(tmp_path / "out")[0]]
     assert max(steps) == 3
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"dataloader_drop_last": True}, "drops other batches"),
-        ({"accelerator_config": {"split_batches": True}}, "deals batches out"),
-    ],
+    "options", [{"dataloader_drop_last": True}, {"accelerator_config": {"split_batches": True}}], ids=["dropped", "split"]
 )
-def test_what_deals_batches_out_differently_runs_in_transformers_loop(script, tmp_path, options, why):
-    given = {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no", **options}
-    done = run(script, 2, tmp_path / "out", given, by="other batches")
-    assert why in done.stdout
+def test_batches_that_are_dealt_out_differently_are_those_of_distributed_data_parallel(script, tmp_path, options):
+    given = {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no", "logging_steps": 1, **options}
+    for by in ("cpp", "autograd"):
+        run(script, 2, tmp_path / by, given, by=by, wide=True)
+    (mine, _), (other, _) = results(tmp_path / "cpp"), results(tmp_path / "autograd")
+    for one, expected in zip(mine, other, strict=True):
+        assert [v or 0 for v in one] == pytest.approx([v or 0 for v in expected], rel=1e-5, abs=1e-6)
 
 
 def test_weights_of_tokens_that_differ_between_processes_are_torchs(script, tmp_path):

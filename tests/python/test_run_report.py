@@ -137,7 +137,6 @@ def test_the_report_counts_rows_that_end_in_eos_as_the_log_does(tmp_path):
     model = ROOT / "examples" / "data" / "tiny-llama"
     said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
     write(tmp_path / "rows.jsonl", [{"messages": said}, {"messages": [*said, said[0]]}, {"messages": said}])
-    template = "{% for message in messages %}{{ message['content'] + eos_token + '\\n' }}{% endfor %}"
     out = tmp_path / "out"
     values = {
         "model": model,
@@ -150,20 +149,6 @@ def test_the_report_counts_rows_that_end_in_eos_as_the_log_does(tmp_path):
     result = peer.run_cli("train", *(word for name, value in values.items() for word in (f"--{name}", value)), check=False)
     assert result.returncode == 0, result.stderr
     assert "100 % end in a trained EOS" in result.stdout and report(out)["rows_ending_in_eos"] == report(out)["rows"] == 3
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    loaded = qlorapp.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    loaded = qlorapp.get_peft_model(loaded, qlorapp.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    tokenizer.chat_template, tokenizer.pad_token = template, tokenizer.eos_token
-    ids = [
-        tokenizer.apply_chat_template(said, tokenize=True, return_dict=True)["input_ids"],
-        [20, 21, tokenizer.eos_token_id, 22],
-    ]
-    args = qlorapp.TrainingArguments(str(tmp_path / "python"), max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
-    rows = [{"input_ids": row, "labels": row} for row in ids]
-    collator = transformers.DataCollatorForSeq2Seq(tokenizer)
-    qlorapp.Trainer(loaded, args, train_dataset=rows, processing_class=tokenizer, data_collator=collator).train()
-    assert report(tmp_path / "python")["rows_ending_in_eos"] == 1 and report(tmp_path / "python")["rows"] == 2
 
 
 def test_the_report_says_what_became_of_the_run(root, tmp_path):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options about memory in the C++ loop: they change what a step holds, and no number."""
+"""Options about memory: they change what a step holds, and no number."""
 
-import functools
 import logging
 
 import datasets
@@ -13,7 +12,7 @@ from qlorapp.hf import longest_rows
 from qlorapp.hf.forward import engine_of
 from tiny_llama import folder  # noqa: F401  (a fixture)
 from tiny_run import write_model
-from tiny_trainer import ByRows, adapted, assert_same_run, base_model, by_windows, in_cpp, losses, rows, trained
+from tiny_trainer import ByRows, Computed, adapted, assert_same_run, base_model, in_cpp, losses, rows, trained
 
 OPTIONS = {
     "blocks keep their attention": {"gradient_checkpointing": True, "checkpoint_keep": "attention_only"},
@@ -22,40 +21,34 @@ OPTIONS = {
 }  # fmt: skip
 
 
-# C++ computes the run, or the windows of transformers' loop.
-RUNS = {"run": functools.partial(trained, qlorapp.Trainer), "windows": by_windows}
-either = pytest.mark.parametrize("by", RUNS)
-
-
 @pytest.fixture(scope="module")
 def plain(folder, tmp_path_factory):
     return trained(qlorapp.Trainer, folder, tmp_path_factory.mktemp("plain"))
 
 
-@either
 @pytest.mark.parametrize("case", OPTIONS)
-def test_a_run_that_holds_less_is_the_same_run(folder, tmp_path, plain, case, by):
-    trainer = RUNS[by](folder, tmp_path, **OPTIONS[case])
-    assert in_cpp(trainer) == (by == "run")
+def test_a_run_that_holds_less_is_the_same_run(folder, tmp_path, plain, case):
+    trainer = trained(qlorapp.Trainer, folder, tmp_path, **OPTIONS[case])
+    assert in_cpp(trainer)
     assert_same_run(trainer, plain)
 
 
-@either
-def test_auto_find_batch_size_shrinks_a_micro_batch_that_cannot_fit(folder, tmp_path, plain, by):
+def test_auto_find_batch_size_shrinks_a_micro_batch_that_cannot_fit(folder, tmp_path, plain):
     """The plan shrinks it before the first step; accumulation grows, and the effective batch stays."""
     options = {"auto_find_batch_size": True, "max_steps": 1}
-    trainer = RUNS[by](folder, tmp_path, per_device_train_batch_size=1 << 20, gradient_accumulation_steps=2, **options)
+    trainer = trained(
+        qlorapp.Trainer, folder, tmp_path, per_device_train_batch_size=1 << 20, gradient_accumulation_steps=2, **options
+    )
     batch, windows = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
-    assert in_cpp(trainer) == (by == "run") and batch < 1 << 20 and batch * windows == 1 << 21
-    assert RUNS[by](folder, tmp_path, **options).args.per_device_train_batch_size == 4  # there is room
+    assert in_cpp(trainer) and batch < 1 << 20 and batch * windows == 1 << 21
+    assert trained(qlorapp.Trainer, folder, tmp_path, **options).args.per_device_train_batch_size == 4  # there is room
     whole = trained(
         qlorapp.Trainer, folder, tmp_path, max_steps=1, per_device_train_batch_size=26, gradient_accumulation_steps=1
     )
     assert losses(trainer) == pytest.approx(losses(whole), rel=1e-5)
 
 
-@either
-def test_a_budget_that_keeps_everything_leaves_no_recompute_behind(folder, tmp_path, by):
+def test_a_budget_that_keeps_everything_leaves_no_recompute_behind(folder, tmp_path):
     """Also of a model that was made ready for checkpointing: the budget decides, in C++ and in the modules that evaluate."""
 
     class Kept(transformers.TrainerCallback):
@@ -67,15 +60,14 @@ def test_a_budget_that_keeps_everything_leaves_no_recompute_behind(folder, tmp_p
         base = qlorapp.prepare_model_for_kbit_training(base_model(folder))
         model = adapted(base)
         options = {"memory_budget": "4GiB", "max_steps": 2, **more}
-        trainer = RUNS[by](folder, tmp_path, model=model, more={"callbacks": [Kept()]}, **options)
-        assert in_cpp(trainer) == (by == "run") and trainer.args.checkpoint_keep == ["everything"]
+        trainer = trained(qlorapp.Trainer, folder, tmp_path, model=model, more={"callbacks": [Kept()]}, **options)
+        assert in_cpp(trainer) and trainer.args.checkpoint_keep == ["everything"]
         assert seen == [{"everything"}] * 2
 
 
-@either
-def test_a_budget_that_nothing_fits_names_the_ways_out(folder, tmp_path, by):
+def test_a_budget_that_nothing_fits_names_the_ways_out(folder, tmp_path):
     with pytest.raises(ValueError, match=r"\[memory_budget\] 64.0 KiB are not enough: .* Ways out: a larger memory_budget"):
-        RUNS[by](folder, tmp_path, memory_budget="64KiB")
+        trained(qlorapp.Trainer, folder, tmp_path, memory_budget="64KiB")
 
 
 def test_a_budget_plans_for_the_longest_row_of_each_kind_of_data(folder, tmp_path):
@@ -86,24 +78,25 @@ def test_a_budget_plans_for_the_longest_row_of_each_kind_of_data(folder, tmp_pat
     assert longest_rows.lengths(arrow, may_read=False) == [len(row["input_ids"]) for row in arrow]
     assert longest_rows.lengths(arrow.select([26, 3]), may_read=False) == [90, len(made[3]["input_ids"])]
     assert longest_rows.lengths(made, may_read=True) == [len(row["input_ids"]) for row in made]
-    assert longest_rows.lengths(made, may_read=False) is None  # reading them may cost as much as training
+    computed = Computed(made)
+    assert longest_rows.lengths(computed, may_read=True) == longest_rows.lengths(made, may_read=False)
+    assert longest_rows.lengths(computed, may_read=False) is None  # reading them may cost as much as training
     assert longest_rows.lengths(arrow.to_iterable_dataset(), may_read=True) is None
     with pytest.raises(ValueError, match="the rows are not known before they come. Train on a data set that has a length"):
-        by_windows(folder, tmp_path, data=arrow.to_iterable_dataset(), max_steps=1, memory_budget="2GiB")
+        trained(qlorapp.Trainer, folder, tmp_path, data=arrow.to_iterable_dataset(), max_steps=1, memory_budget="2GiB")
 
 
-@either
 @pytest.mark.parametrize("options", [{"memory_budget": "120MiB"}, {"auto_find_batch_size": True}], ids=["budget", "batch size"])
-def test_a_run_whose_batch_was_chosen_is_resumed(folder, tmp_path, options, by):
+def test_a_run_whose_batch_was_chosen_is_resumed(folder, tmp_path, options):
     options |= {
         "per_device_train_batch_size": 1 << 14,
         "gradient_accumulation_steps": 2,
         "save_strategy": "steps",
         "save_steps": 1,
     }
-    whole = RUNS[by](folder, tmp_path, max_steps=2, **options)
+    whole = trained(qlorapp.Trainer, folder, tmp_path, max_steps=2, **options)
     assert "memory_budget" not in options or whole.args.per_device_train_batch_size < 1 << 14
-    again = RUNS[by](folder, tmp_path, max_steps=2, resume=str(tmp_path / "checkpoint-1"), **options)
+    again = trained(qlorapp.Trainer, folder, tmp_path, max_steps=2, resume=str(tmp_path / "checkpoint-1"), **options)
     assert losses(again) == losses(whole)
 
 
@@ -122,7 +115,7 @@ def test_the_largest_micro_batch_draws_no_random_numbers(folder, tmp_path):
 
     arrow = datasets.Dataset.from_list(rows(26))
     found = [
-        losses(by_windows(folder, tmp_path, data=arrow, more={"data_collator": Masks()}, worst_case_first=first))
+        losses(trained(qlorapp.Trainer, folder, tmp_path, data=arrow, more={"data_collator": Masks()}, worst_case_first=first))
         for first in (False, True)
     ]
     assert found[0] == found[1]
@@ -132,9 +125,9 @@ def test_the_largest_micro_batch_runs_first(folder, tmp_path, caplog):
     arrow = datasets.Dataset.from_list(rows(26))
     longest = sum(sorted(map(len, arrow["input_ids"]))[-4:])
     with caplog.at_level(logging.INFO, logger="qlorapp"):
-        by_windows(folder, tmp_path, data=arrow, max_steps=1, worst_case_first=True)
+        trained(qlorapp.Trainer, folder, tmp_path, data=arrow, max_steps=1, worst_case_first=True)
     assert f"ran the largest micro-batch of the data: 4 rows with {longest} tokens" in caplog.text
-    by_windows(folder, tmp_path, max_steps=1, worst_case_first=True)
+    trained(qlorapp.Trainer, folder, tmp_path, data=Computed(rows(26)), max_steps=1, worst_case_first=True)
     assert "worst_case_first has no effect: the lengths of the rows are not known before they are read" in caplog.text
 
 

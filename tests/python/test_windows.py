@@ -10,7 +10,9 @@ import qlorapp
 import torch
 import transformers
 from tiny_llama import folder  # noqa: F401  (a fixture)
-from tiny_trainer import ByRows, adapters, assert_same_run, by_windows, in_cpp, losses, made, rows, trained
+from tiny_trainer import ByAutograd, ByRows, adapters, assert_same_run, losses, made, rows, trained
+
+KINDS = (qlorapp.Trainer, transformers.Trainer)
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -37,27 +39,12 @@ OPTIONS = {
 @pytest.mark.parametrize("case", OPTIONS)
 def test_steps_are_those_of_transformers(folder, tmp_path, case):
     options = OPTIONS[case]
-    mine = by_windows(folder, tmp_path / "mine", **options)
+    mine = trained(qlorapp.Trainer, folder, tmp_path / "mine", **options)
     assert_same_run(mine, trained(transformers.Trainer, folder, tmp_path / "theirs", **options))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"optim": "adamw_8bit"}, {"lora": {"lora_dropout": 0.25}}], ids=["plain", "8 bits", "dropout"]
-)
-def test_a_run_is_that_of_the_cpp_loop(folder, tmp_path, options):
-    mine = by_windows(folder, tmp_path, **options)
-    theirs = trained(qlorapp.Trainer, folder, tmp_path, **options)
-    assert in_cpp(theirs)
-    assert losses(mine) == pytest.approx(losses(theirs), rel=1e-6)
-    for name, value in adapters(theirs).items():
-        torch.testing.assert_close(adapters(mine)[name], value, rtol=0, atol=1e-6)
-
-
-def test_a_stream_is_trained_by_windows(folder, tmp_path):
-    mine, theirs = (
-        run(folder, tmp_path, data=Stream(), max_steps=5)
-        for run in (by_windows, lambda *a, **o: trained(transformers.Trainer, *a, **o))
-    )
+def test_a_stream_is_trained(folder, tmp_path):
+    mine, theirs = (trained(kind, folder, tmp_path, data=Stream(), max_steps=5) for kind in KINDS)
     assert_same_run(mine, theirs)
 
 
@@ -79,21 +66,21 @@ class Odd(ByRows):
 
 def test_windows_that_cpp_does_not_compute_are_transformers_in_the_same_run(folder, tmp_path, caplog):
     found = []
-    for run in (by_windows, lambda *a, **o: trained(transformers.Trainer, *a, **o)):
+    for kind in KINDS:
         Odd.calls = 0
         with caplog.at_level("INFO"):
-            found.append(run(folder, tmp_path, more={"data_collator": Odd()}))
+            found.append(trained(kind, folder, tmp_path, more={"data_collator": Odd()}))
     assert "labels are predicted from padding" in caplog.text
     assert_same_run(*found)
 
 
 def test_the_log_says_once_who_computes(folder, tmp_path, caplog):
     with caplog.at_level("INFO"):
-        by_windows(folder, tmp_path)
-    (line,) = [r for r in caplog.records if "transformers' loop runs" in r.message]
-    assert line.levelname == "INFO" and line.message.endswith(
-        "the collator is a ByRows. Results are the same; C++ computes its steps."
-    )
+        trainer = made(qlorapp.Trainer, folder, tmp_path)
+        trainer.train()
+        trainer.train()
+    (line,) = [r for r in caplog.records if "computes the steps" in r.message]
+    assert line.levelname == "INFO" and line.message == "[Trainer] C++ computes the steps of this training."
 
 
 WITHOUT = {
@@ -125,7 +112,7 @@ def test_gradients_that_are_not_finite_end_the_run(folder, tmp_path):
                 next(p for p in model.parameters() if p.requires_grad).data.fill_(float("nan"))
 
     with pytest.raises(RuntimeError, match="the norm of the gradients must be finite"):
-        by_windows(folder, tmp_path, more={"callbacks": [Breaks()]})
+        trained(qlorapp.Trainer, folder, tmp_path, more={"callbacks": [Breaks()]})
 
 
 def test_a_callback_may_set_the_learning_rate(folder, tmp_path):
@@ -136,7 +123,8 @@ def test_a_callback_may_set_the_learning_rate(folder, tmp_path):
 
     options = {"more": {"callbacks": [Slower()]}}
     assert_same_run(
-        by_windows(folder, tmp_path / "mine", **options), trained(transformers.Trainer, folder, tmp_path / "theirs", **options)
+        trained(qlorapp.Trainer, folder, tmp_path / "mine", **options),
+        trained(transformers.Trainer, folder, tmp_path / "theirs", **options),
     )
 
 
@@ -167,7 +155,7 @@ def with_a_copy(model):
 @pytest.mark.parametrize("work", [without_adapter, with_a_copy])
 def test_a_callback_may_use_the_model(folder, tmp_path, work):
     options = {"more": {"callbacks": [AtSteps(work)]}, "max_steps": 3}
-    mine = by_windows(folder, tmp_path / "mine", **options)
+    mine = trained(qlorapp.Trainer, folder, tmp_path / "mine", **options)
     assert "zero_grad" not in vars(mine.model)
     assert_same_run(mine, trained(transformers.Trainer, folder, tmp_path / "theirs", **options))
 
@@ -179,7 +167,7 @@ def test_a_callback_that_changes_the_adapter_ends_the_run(folder, tmp_path):
                 module.scaling["default"] *= 2
 
     with pytest.raises(ValueError, match="a run trains one adapter"):
-        by_windows(folder, tmp_path, more={"callbacks": [AtSteps(change)]})
+        trained(qlorapp.Trainer, folder, tmp_path, more={"callbacks": [AtSteps(change)]})
 
 
 def test_the_arguments_are_the_users_and_as_given_in_checkpoints(folder, tmp_path):
@@ -201,7 +189,7 @@ def test_a_loss_that_is_not_of_a_windows_targets_is_transformers(folder, tmp_pat
 
 
 def test_the_optimizer_is_neither_copied_nor_stepped_without_gradients(folder, tmp_path):
-    optimizer = by_windows(folder, tmp_path, max_steps=1).optimizer
+    optimizer = trained(qlorapp.Trainer, folder, tmp_path, max_steps=1).optimizer
     for copied in (copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="Use its state_dict"):
             copied(optimizer)
@@ -220,18 +208,18 @@ def resumed(kind, folder, output, checkpoint, **options):
 @pytest.mark.parametrize("step", [2, 3])
 def test_a_resumed_run_ends_in_the_same_bits(folder, tmp_path, optim, step):
     options = {"optim": optim, "save_strategy": "steps", "save_steps": 1, "lora": {"lora_dropout": 0.1}}
-    whole = by_windows(folder, tmp_path / "a", **options)
-    again = by_windows(folder, tmp_path / "a", resume=str(tmp_path / "a" / f"checkpoint-{step}"), **options)
+    whole = trained(qlorapp.Trainer, folder, tmp_path / "a", **options)
+    again = trained(qlorapp.Trainer, folder, tmp_path / "a", resume=str(tmp_path / "a" / f"checkpoint-{step}"), **options)
     assert losses(again) == losses(whole)
     for name, value in adapters(whole).items():
         assert torch.equal(adapters(again)[name], value), name
 
 
-def test_transformers_resumes_a_run_by_windows_with_its_optimizer_and_the_other_way_round(folder, tmp_path):
+def test_transformers_resumes_a_run_with_its_optimizer_and_the_other_way_round(folder, tmp_path):
     options = {"save_strategy": "steps", "save_steps": 1}
     theirs = trained(transformers.Trainer, folder, tmp_path / "theirs", **options)
-    mine = by_windows(folder, tmp_path / "mine", **options)
-    over = by_windows(folder, tmp_path / "over", resume=str(tmp_path / "theirs" / "checkpoint-3"), **options)
+    mine = trained(qlorapp.Trainer, folder, tmp_path / "mine", **options)
+    over = trained(qlorapp.Trainer, folder, tmp_path / "over", resume=str(tmp_path / "theirs" / "checkpoint-3"), **options)
     back = resumed(transformers.Trainer, folder, tmp_path / "back", tmp_path / "mine" / "checkpoint-3", **options)
     for one in (over, back, mine):
         assert losses(one) == pytest.approx(losses(theirs), rel=1e-5)
@@ -243,13 +231,10 @@ def test_transformers_resumes_a_run_by_windows_with_its_optimizer_and_the_other_
 def test_moments_in_bitsandbytes_layout_are_resumed_both_ways(folder, tmp_path, optim):
     """In eight bits, torch's passes keep moments of parameters below 4,096 elements in float32."""
 
-    class ByAutograd(qlorapp.Trainer):
-        _gives_windows = False
-
     options = {"save_strategy": "steps", "save_steps": 1, "optim": optim, "more": {"data_collator": ByRows()}}
     theirs = trained(ByAutograd, folder, tmp_path / "theirs", **options)
-    mine = by_windows(folder, tmp_path / "mine", **options)
-    over = by_windows(folder, tmp_path / "over", resume=str(tmp_path / "theirs" / "checkpoint-3"), **options)
+    mine = trained(qlorapp.Trainer, folder, tmp_path / "mine", **options)
+    over = trained(qlorapp.Trainer, folder, tmp_path / "over", resume=str(tmp_path / "theirs" / "checkpoint-3"), **options)
     back = trained(ByAutograd, folder, tmp_path / "back", resume=str(tmp_path / "mine" / "checkpoint-3"), **options)
     for one in (over, back):
         near = 5e-3 if optim == "adamw_8bit" else 1e-5
@@ -277,8 +262,8 @@ def test_a_second_run_begins_with_moments_of_its_own_and_transformers_steps_come
     ],
 )
 def test_moments_of_another_optimizer_are_refused(folder, tmp_path, optim, other, error):
-    by_windows(folder, tmp_path, optim=optim, max_steps=2, save_strategy="steps", save_steps=1)
+    trained(qlorapp.Trainer, folder, tmp_path, optim=optim, max_steps=2, save_strategy="steps", save_steps=1)
     for name in ("run_inputs.json", "MANIFEST.json"):  # which would tell
         os.remove(tmp_path / "checkpoint-2" / name)
     with pytest.raises(ValueError, match=error):
-        by_windows(folder, tmp_path / "b", resume=str(tmp_path / "checkpoint-2"), optim=other, max_steps=4)
+        trained(qlorapp.Trainer, folder, tmp_path / "b", resume=str(tmp_path / "checkpoint-2"), optim=other, max_steps=4)

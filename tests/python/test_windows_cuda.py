@@ -7,15 +7,9 @@ import pytest
 import qlorapp
 import torch
 from tiny_llama import folder  # noqa: F401  (a fixture)
-from tiny_trainer import ByRows, adapted, adapters, assert_same_run, base_model, by_windows, losses, trained
+from tiny_trainer import ByAutograd, adapted, adapters, assert_same_run, base_model, losses, trained
 
 pytestmark = pytest.mark.usefixtures("cuda")
-
-
-class ByAutograd(qlorapp.Trainer):
-    """transformers' loop and torch's backward pass."""
-
-    _gives_windows = False
 
 
 def on_gpu(folder, dtype=torch.float32):
@@ -26,8 +20,8 @@ def on_gpu(folder, dtype=torch.float32):
     "options", [{}, {"gradient_checkpointing": True}, {"max_grad_norm": 0.0}], ids=["kept", "checkpointed", "unclipped"]
 )
 def test_float32_learns_what_a_backward_pass_of_torch_gives(folder, tmp_path, options):
-    theirs = trained(ByAutograd, folder, tmp_path / "theirs", more={"data_collator": ByRows()}, **on_gpu(folder), **options)
-    assert_same_run(by_windows(folder, tmp_path / "ours", **on_gpu(folder), **options), theirs, 1e-4)
+    theirs = trained(ByAutograd, folder, tmp_path / "theirs", **on_gpu(folder), **options)
+    assert_same_run(trained(qlorapp.Trainer, folder, tmp_path / "ours", **on_gpu(folder), **options), theirs, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +30,8 @@ def test_float32_learns_what_a_backward_pass_of_torch_gives(folder, tmp_path, op
     ids=["base on host", "paged moments", "no worst case"],
 )
 def test_where_things_lie_changes_no_number(folder, tmp_path, options):
-    plain = by_windows(folder, tmp_path / "plain", **on_gpu(folder))
-    other = by_windows(folder, tmp_path / "other", **on_gpu(folder), **options)
+    plain = trained(qlorapp.Trainer, folder, tmp_path / "plain", **on_gpu(folder))
+    other = trained(qlorapp.Trainer, folder, tmp_path / "other", **on_gpu(folder), **options)
     assert losses(other) == losses(plain)
     for name, value in adapters(plain).items():
         assert torch.equal(adapters(other)[name], value), name
@@ -47,13 +41,12 @@ def test_float16_steps_over_an_overflow_and_a_checkpoint_has_the_scale(folder, t
     """The same overflows, scales and losses as torch's GradScaler under autograd."""
 
     def run(kind, output):
-        more = {"data_collator": ByRows()}
         options = {"fp16": True, "save_strategy": "steps", "save_steps": 2, "max_steps": 2, "learning_rate": 1e-3}
         given = on_gpu(folder, torch.float16) | options
         for name, value in given["model"].named_parameters():
             if name.endswith("norm.weight"):
                 value.data.mul_(40)  # gradients of the loss times 65,536 overflow
-        return trained(kind, folder, tmp_path / output, more=more, **given)
+        return trained(kind, folder, tmp_path / output, **given)
 
     theirs, ours = run(ByAutograd, "theirs"), run(qlorapp.Trainer, "ours")
     scale = torch.load(tmp_path / "ours" / "checkpoint-2" / "scaler.pt")["scale"]

@@ -5,6 +5,7 @@ import qlorapp
 import torch
 import transformers
 from conftest import ROOT
+from qlorapp.hf.arena_optimizer import ArenaAdamW
 
 TINY = ROOT / "examples" / "data" / "tiny-llama"
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -72,8 +73,28 @@ def trained(kind, folder, output_dir, *, resume=None, **options):
     return trainer
 
 
+class Computed(torch.utils.data.Dataset):
+    """Rows that are computed from any number: an index beyond the end is no error."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __len__(self):
+        return len(self.source)
+
+    def __getitem__(self, i):
+        return self.source[i % len(self.source)]
+
+
+class ByAutograd(qlorapp.Trainer):
+    """torch computes the steps."""
+
+    def compute_loss(self, *args, **given):
+        return super().compute_loss(*args, **given)
+
+
 class ByRows:
-    """A collator that is not known: the C++ loop cannot read rows through it one by one."""
+    """A collator of the user's own."""
 
     def __init__(self):
         self.theirs = transformers.DataCollatorForSeq2Seq(tokenizer())
@@ -82,24 +103,9 @@ class ByRows:
         return self.theirs(given)
 
 
-def by_windows(folder, output, kind=qlorapp.Trainer, **options):
-    """A run by windows. Checks that it was one."""
-    found = []
-
-    class Watched(kind):
-        def windows_of_run(self):
-            found.append(self)
-            return super().windows_of_run()
-
-    more = {"data_collator": ByRows(), **options.pop("more", {})}
-    trainer = trained(Watched, folder, output, more=more, **options)
-    assert found and not in_cpp(trainer)
-    return trainer
-
-
 def in_cpp(trainer):
-    """Did the C++ loop compute the trainer's last run?"""
-    return trainer._shown[0] is not None
+    """Did C++ compute the steps of the trainer's last run?"""
+    return trainer._told == "" and isinstance(trainer._made[0], ArenaAdamW)
 
 
 def losses(trainer):

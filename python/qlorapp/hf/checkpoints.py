@@ -49,11 +49,10 @@ class SafeCheckpoints(Mixed):
     _stop: StopSignals | None = None
     #: The model holds the adapter of the best checkpoint, and the optimizer is that of the last step.
     _holds_best = False
-    #: Data or decisive options differ from those of the checkpoint that transformers' loop resumes from.
+    #: Steps of the run as C++ counts them.
+    _counts: dict[str, int]
+    #: Data or decisive options differ from those of the checkpoint that the run resumes from.
     _changed = False
-    #: Of CppLoop and WindowSteps.
-    _run: Any = None
-    _shown: tuple[Any, Any] = (None, None)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -66,6 +65,7 @@ class SafeCheckpoints(Mixed):
         """
         with contextlib.ExitStack() as stack:
             self._holds_best = self._changed = False
+            self._counts = {}
             if self.args.world_size == 1:
                 resume_from_checkpoint = self._enter_folder(stack, resume_from_checkpoint)
                 stack.enter_context(self._stopped_by_signals())
@@ -163,8 +163,7 @@ class SafeCheckpoints(Mixed):
             raise
         finally:
             if self._folder is not None and not self._folder.is_new:
-                of_loop = None if self._shown[0] is not None else self._of_loop(started, resumed_from)
-                run_report.write(self._folder, outcome, error, of_loop, self.state.log_history)
+                run_report.write(self._folder, outcome, error, self._of_loop(started, resumed_from), self.state.log_history)
 
     def _of_loop(self, started: float, resumed_from: str | None) -> dict[str, Any]:
         data: Any = self.train_dataset
@@ -176,6 +175,7 @@ class SafeCheckpoints(Mixed):
             "max_steps": self.state.max_steps,
             "train_runtime": round(time.time() - started, 4),
             "rows": len(data) if hasattr(data, "__len__") else None,
+            **self._counts,
         }
 
     def _join_run(self, folder: Any) -> None:
@@ -183,8 +183,7 @@ class SafeCheckpoints(Mixed):
         if not folder.is_new:
             return
         if self._origin and os.path.exists(os.path.join(self._origin, "MANIFEST.json")):
-            run = self._run
-            folder.go_on_from(self._origin, changed=self._changed if run is None else run.core.resumed_with_changes)
+            folder.go_on_from(self._origin, changed=self._changed)
         else:
             folder.begin()
 
@@ -245,7 +244,7 @@ class SafeCheckpoints(Mixed):
         """Process 0 knows which checkpoints belong to the run. The others end with what it failed of."""
         if self.args.world_size == 1 or not self._is_written_by_first():
             return
-        self.state.best_model_checkpoint, why = _of_first((self.state.best_model_checkpoint, str(failed) if failed else None))
+        self.state.best_model_checkpoint, why = of_first((self.state.best_model_checkpoint, str(failed) if failed else None))
         if why is not None and failed is None:
             raise RuntimeError(f"[Trainer] process 0 could not save a checkpoint: {why}")
 
@@ -280,8 +279,7 @@ class SafeCheckpoints(Mixed):
             inner = os.path.join(writer.folder, name)
             for other, content in others.items():
                 pathlib.Path(inner, other).write_bytes(content)
-            if self._run is None:
-                run_inputs.write(self, inner)
+            run_inputs.write(self, inner)
             self._name_best(run_dir, folder)
             self.state.save_to_json(os.path.join(inner, "trainer_state.json"))
             for entry in os.listdir(inner):
@@ -387,7 +385,7 @@ class SafeCheckpoints(Mixed):
             super().save_model(staging, _internal_call)
 
 
-def _of_first(value: Any) -> Any:
+def of_first(value: Any) -> Any:
     """Process 0's."""
     told = [value]
     torch.distributed.broadcast_object_list(told, src=0)
@@ -402,7 +400,7 @@ def _by_first(work: Callable[[], Any]) -> Any:
             value = work()
         except Exception as raised:
             error = raised
-    value, why = _of_first((value, None if error is None else str(error)))
+    value, why = of_first((value, None if error is None else str(error)))
     if error is not None:
         raise error
     if why is not None:

@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Iterator
@@ -111,6 +112,11 @@ class Engine:
         self._pristine: tuple[Any] | None = None
         self._keep = "everything"
         self._told: set[str] = set()
+
+    @functools.cached_property
+    def base_inputs(self) -> str:
+        """C++'s base_inputs(). Of a base that is divided, every process asks."""
+        return str(_C.base_inputs(self.core))
 
     @property
     def is_spread(self) -> bool:

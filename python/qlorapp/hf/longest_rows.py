@@ -18,7 +18,7 @@ from .rows import is_indexed
 def lengths(data: Any, may_read: bool) -> list[int] | None:
     """Tokens of each row. None if they are not known before the rows come.
 
-    may_read: reads rows that cannot be measured otherwise.
+    may_read: reads rows that are made as they are read.
     """
     if not is_indexed(data):
         return None
@@ -27,7 +27,7 @@ def lengths(data: Any, may_read: bool) -> list[int] | None:
             return None
         batches = data.select_columns("input_ids").with_format("arrow").iter(10_000)
         return [n for batch in batches for n in pyarrow.compute.list_value_length(batch.column("input_ids")).to_pylist()]
-    if not may_read:
+    if not may_read and not isinstance(data, list | tuple):
         return None
     found = []
     for i in range(len(data)):

@@ -1,59 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether the C++ loop computes the same as transformers' or TRL's trainer."""
+"""Decides whether C++ computes the same steps as transformers' or TRL's trainer."""
 
-import os
 from typing import Any
 
-import datasets  # type: ignore[import-untyped]  # it has none
 import torch
 import transformers.training_args
 
 from .. import _C
 from . import longest_rows, pristine
 from .forward import EngineForward, engine_of
-from .rows import is_indexed, is_known
 from .training_arguments import for_cpp
 
-#: Methods of a step, which C++ replaces. Only transformers' loop calls an overridden one, and computes the steps.
-REPLACED_BY_WINDOWS = (
+#: Methods of a step, which C++ replaces. With an overridden one torch computes the steps.
+REPLACED = (
     "training_step", "compute_loss", "compute_loss_context_manager", "autocast_smart_context_manager", "get_batch_samples",
     "_get_num_items_in_batch", "_prepare_inputs", "_prepare_input", "_clip_grad_norm", "_get_grad_norm",
     "create_optimizer_and_scheduler", "create_optimizer", "get_optimizer_cls_and_kwargs", "get_decay_parameter_names",
     "_prepare_for_training", "_wrap_model", "create_accelerator_and_postprocess", "_has_mixed_mesh_grads",
     "_prepare_context_parallel_inputs",
 )  # fmt: skip
-#: Methods that the C++ loop replaces. Only transformers' loop calls an overridden one.
-REPLACED = (
-    *REPLACED_BY_WINDOWS, "floating_point_ops", "create_scheduler", "_get_learning_rate", "get_train_dataloader", "_get_dataloader",
-    "_get_train_sampler", "_track_num_input_tokens", "_run_epoch", "set_initial_training_values",
-)  # fmt: skip
-#: Modules whose methods the C++ loop knows.
+#: Modules whose methods do what C++ does.
 _KNOWN = (
-    "transformers.trainer", "trl.trainer.base_trainer", "trl.trainer.sft_trainer", f"{__package__}.cpp_loop", f"{__package__}.trainer",
+    "transformers.trainer", "trl.trainer.base_trainer", "trl.trainer.sft_trainer", f"{__package__}.loop", f"{__package__}.trainer",
     f"{__package__}.sft", f"{__package__}.windows",
 )  # fmt: skip
-#: Arguments that the C++ loop does not support.
+#: Arguments of which C++ knows nothing.
 _UNUSUAL = (
     "deepspeed", "fsdp", "torch_compile", "optim_args", "optim_target_modules", "use_liger_kernel", "debug", "parallelism_config",
 )  # fmt: skip
-#: The file of the C++ loop's run state, and of transformers'.
-RUN_STATE, OPTIMIZER = "run_state.json", "optimizer.pt"
 
 
-def why_not(trainer: Any, resume_from: str | None = None) -> str:
-    """The reason why the C++ loop cannot compute the run; empty if it can. Does not check the rows."""
-    return (
-        _overridden(trainer)
-        or _asked_for(trainer)
-        or _unusual_arguments(trainer.args)
-        or _data(trainer)
-        or _model(trainer)
-        or _checkpoint(resume_from)
-    )
-
-
-def why_not_windows(trainer: Any) -> str:
-    """The reason why C++ cannot compute the windows of transformers' loop; empty if it can."""
+def why_not(trainer: Any) -> str:
+    """The reason why C++ cannot compute a run's steps; empty if it can."""
     args = trainer.args
     if args.world_size > 1 and not args.accelerator_config.even_batches:
         return "accelerator_config may give processes different numbers of batches (even_batches=False)"
@@ -61,7 +39,7 @@ def why_not_windows(trainer: Any) -> str:
         return "auto_find_batch_size plans for the longest row, which is not known before the rows come"
     if not trainer.model_accepts_loss_kwargs or trainer.loss_is_scaled_for_ga is not None:
         return "the loss is not one over the targets of a window"
-    reason = _overridden(trainer, REPLACED_BY_WINDOWS) or _asked_for(trainer) or _unusual_arguments(args) or _model(trainer)
+    reason = _overridden(trainer) or _asked_for(trainer) or _unusual_arguments(args) or _model(trainer)
     if not reason and args.weight_decay:
         decayed = trainer.get_decay_parameter_names(trainer.model)
         free = [name for name, p in trainer.model.named_parameters() if p.requires_grad and name not in decayed]
@@ -87,7 +65,7 @@ def _overridden(trainer: Any, methods: tuple[str, ...] = REPLACED) -> str:
 
 def _asked_for(trainer: Any) -> str:
     """Options given to the trainer outside of its arguments."""
-    own = [id(made) for made in (*trainer._shown, *trainer._made)]
+    own = [id(made) for made in trainer._made]
     for name, value in {
         "optimizers": trainer.optimizer if id(trainer.optimizer) not in own else None,
         "a scheduler": trainer.lr_scheduler if id(trainer.lr_scheduler) not in own else None,
@@ -122,21 +100,6 @@ def _unusual_arguments(args: Any) -> str:
         _C.check_training_arguments(for_cpp(args))
     except (ValueError, TypeError) as error:
         return str(error)
-    return ""
-
-
-def _data(trainer: Any) -> str:
-    data, args, config = trainer.train_dataset, trainer.args, trainer.args.accelerator_config
-    if args.world_size > 1 and args.dataloader_drop_last:
-        return "dataloader_drop_last=True drops other batches with several processes"
-    if args.world_size > 1 and (config.split_batches or config.dispatch_batches or not config.even_batches):
-        return "accelerator_config deals batches out in another way"
-    if not is_indexed(data):
-        return "the data set has no length, or cannot be read by index"
-    if isinstance(data, datasets.Dataset) and data.format["type"] == "custom":
-        return "the data set transforms its rows as they are read"
-    if not is_known(trainer.data_collator):
-        return f"the collator is a {type(trainer.data_collator).__name__}"
     return ""
 
 
@@ -183,28 +146,3 @@ def _is_own_forward(forward: Any) -> bool:
     if getattr(getattr(function, "__code__", None), "co_name", "") != "_fused_forward":
         return isinstance(forward, EngineForward)
     return any(_is_own_forward(cell.cell_contents) for cell in function.__closure__ or ())
-
-
-def _checkpoint(folder: str | None) -> str:
-    if folder is None or os.path.isfile(os.path.join(folder, RUN_STATE)):
-        return ""
-    what = (
-        "of transformers' own loop"
-        if os.path.isfile(os.path.join(folder, OPTIMIZER))
-        else "without a run state (save_only_model)"
-    )
-    return f"{folder} is a checkpoint {what}"
-
-
-def refuse_half_a_checkpoint(folder: str | None, reason: str) -> None:
-    """transformers would silently restart the optimizer and the schedule.
-
-    @raises ValueError for a checkpoint of the C++ loop.
-    """
-    if folder is None or not os.path.isfile(os.path.join(folder, RUN_STATE)) or os.path.isfile(os.path.join(folder, OPTIMIZER)):
-        return
-    raise ValueError(
-        f"[Trainer] {folder} was written by the C++ loop, and transformers' loop runs this training: {reason}. It has no {OPTIMIZER} and no "
-        "scheduler.pt, which that loop needs. Train as the run that wrote it, or start a new run with its adapter: "
-        "PeftModel.from_pretrained(model, checkpoint, is_trainable=True)."
-    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options and rows of a run in transformers' loop, compared when it is resumed. The C++ loop compares its own (src/train/run_inputs.cpp)."""
+"""The base, options and rows of a run, compared when it is resumed, as the command compares its own (src/train/run_inputs.cpp)."""
 
 import hashlib
 import json
@@ -11,6 +11,8 @@ import datasets  # type: ignore[import-untyped]  # it has none
 
 from .. import _C
 from ..config_json import plain
+from .forward import engine_of
+from .loop_predicate import levels_of
 from .training_arguments import has_budget
 
 _log = logging.getLogger("qlorapp")
@@ -28,7 +30,8 @@ _DECISIVE = (
 def write(trainer: Any, folder: str) -> None:
     """Adds the file to a checkpoint under construction."""
     with open(os.path.join(folder, FILE), "w", encoding="utf-8") as file:
-        json.dump(_of(trainer), file, indent=2)
+        base = _base(trainer)
+        json.dump(_of(trainer) | ({} if base is None else {"base": json.loads(base)}), file, indent=2)
 
 
 def check(trainer: Any, folder: str | None) -> bool:
@@ -36,6 +39,7 @@ def check(trainer: Any, folder: str | None) -> bool:
 
     @raises FormatError if they do, unless args.resume_with_changes; and if the file is malformed.
     """
+    base = _base(trainer)  # also without a checkpoint: processes that share a base read it together
     path = os.path.join(folder or "", FILE)
     if folder is None or not os.path.isfile(path):
         return False
@@ -46,6 +50,8 @@ def check(trainer: Any, folder: str | None) -> bool:
             raise _C.FormatError(f"[resume] {path} is not JSON: {error}. Resume from another checkpoint.") from None
     if not isinstance(before, dict) or not isinstance(before.get("options"), dict):
         raise _C.FormatError(f"[resume] {path} must hold an object 'options'. Resume from another checkpoint.")
+    if base is not None and isinstance(before.get("base"), dict):
+        _C.check_base(folder, json.dumps(before["base"]), base)
     now, was = _of(trainer), before["options"]
     changes = [
         f"{name} {json.dumps(was[name])} → {json.dumps(value)}"
@@ -66,6 +72,12 @@ def check(trainer: Any, folder: str | None) -> bool:
     return True
 
 
+def _base(trainer: Any) -> str | None:
+    """What C++ knows of the base; None of a model that it does not compute."""
+    engine = engine_of(levels_of(trainer.model)[-1])
+    return None if engine is None else str(engine.base_inputs)
+
+
 def _of(trainer: Any) -> dict[str, Any]:
     args, data = trainer.args, trainer.train_dataset
     options = {name: plain(getattr(args, name)) for name in _DECISIVE if hasattr(args, name)}
@@ -77,11 +89,11 @@ def _of(trainer: Any) -> dict[str, Any]:
     return {
         "options": json.loads(json.dumps(options, default=str)),
         "rows": len(data) if hasattr(data, "__len__") else None,
-        "train_data": _fingerprint(data),
+        "train_data": fingerprint(data),
     }
 
 
-def _fingerprint(data: Any) -> str | None:
+def fingerprint(data: Any) -> str | None:
     """SHA-256 of the rows. None if reading one twice may give two results, or if it holds more than numbers and text."""
     is_table = isinstance(data, datasets.Dataset) and data.format["type"] != "custom"
     if not is_table and not isinstance(data, list | tuple):

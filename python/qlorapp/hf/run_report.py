@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run_report.json (docs/formats/run_report.md) of a run in Python. C++ writes it for its loop; how train() ended is known here."""
+"""run_report.json (docs/formats/run_report.md) of a run in Python."""
 
 import json
 import logging
@@ -11,37 +11,29 @@ import torch
 import transformers
 
 from .. import _C, __version__
-from .adapter_files import replaced_together
 
 _log = logging.getLogger("qlorapp")
 FILE = "run_report.json"
 
 
-def write(folder: Any, outcome: str, error: BaseException | None, of_loop: dict[str, Any] | None, history: list[Any]) -> None:
+def write(folder: Any, outcome: str, error: BaseException | None, of_loop: dict[str, Any], history: list[Any]) -> None:
     """Leaves the report and loss.svg in the run's folder. A run does not fail without them: an error is logged.
 
-    folder: the RunFolder. of_loop: what transformers' loop knows; None: the C++ loop ran and wrote the file, whose outcome is set.
-    history: transformers' log_history.
+    folder: the RunFolder. of_loop: what the loop knows. history: transformers' log_history.
     """
     try:
         _C.write_loss_svg(folder.path, json.dumps(history, default=str))
     except (OSError, ValueError, _C.FormatError) as failed:
         _log.warning("[Trainer] loss.svg was not written: %s", failed)
-    path = os.path.join(folder.path, FILE)
     lines = str(error).splitlines() if error is not None and outcome == "failed" else []
     ending = {"outcome": outcome, "error": f"{type(error).__name__}: {lines[0]}" if lines else None}
     try:
-        if of_loop is None:
-            with open(path, encoding="utf-8") as file:
-                report = json.load(file)
-            if report.get("run_id") != folder.run_id or report["outcome"] == outcome:
-                return
-            report.update(ending)
-        else:
-            report = {**ending, "run_id": folder.run_id, **of_loop, **_of_process()}
-        with replaced_together(folder.path) as staging, open(os.path.join(staging, FILE), "w", encoding="utf-8") as file:
+        report = {**ending, "run_id": folder.run_id, **of_loop, **_of_process()}
+        path = os.path.join(folder.path, FILE)
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
             file.write(json.dumps(report, indent=2) + "\n")
-    except (OSError, ValueError, KeyError, _C.FormatError) as failed:
+        os.replace(file.name, path)
+    except (OSError, ValueError, _C.FormatError) as failed:
         _log.warning("[Trainer] %s was not written: %s", FILE, failed)
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+import torch
 import transformers
 
 from . import rows
@@ -22,11 +23,10 @@ class FirstRow(transformers.TrainerCallback):
         dataset: Any = getattr(train_dataloader, "dataset", None)
         if not (state.is_world_process_zero and rows.is_indexed(dataset) and hasattr(processing_class, "decode")):
             return
-        try:
-            row = rows.rows_in(train_dataloader.collate_fn([dataset[0]]))[0]
-        except rows.OtherRowsError:
-            return  # the batch has no tokens and labels
-        parts = parts_of(row.input_ids[: row.lengths[0]], row.labels, processing_class)
+        row = _first(train_dataloader.collate_fn([dataset[0]]))
+        if row is None:
+            return
+        parts = parts_of(*row, processing_class)
         if _in_notebook():
             from IPython.display import HTML, display
 
@@ -35,6 +35,18 @@ class FirstRow(transformers.TrainerCallback):
         else:
             text = "".join(f"«{text}»" if trained else text for text, trained in parts)
             print(f"first row, «trained»: {text}", flush=True)
+
+
+def _first(batch: Any) -> tuple[list[int], list[int]] | None:
+    """Tokens and labels of a batch's first row, of a pack the first one in it. None if it has none."""
+    ids, labels = (batch.get(name) for name in ("input_ids", "labels"))
+    if not isinstance(ids, torch.Tensor) or not isinstance(labels, torch.Tensor) or ids.dim() != 2 or ids.shape != labels.shape:
+        return None
+    mask, positions = batch.get("attention_mask"), batch.get("position_ids")
+    here = torch.ones_like(ids[0], dtype=torch.bool) if mask is None else mask[0].bool()
+    found = ids[0][here].tolist(), labels[0][here].tolist()
+    starts = [] if positions is None else [i for i, at in enumerate(positions[0][here].tolist()) if at == 0][1:]
+    return (found[0][: starts[0]], found[1][: starts[0]]) if starts else found
 
 
 def parts_of(ids: list[int], labels: list[int], tokenizer: Any) -> Parts:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SFTTrainer: TRL's over the C++ loop."""
+"""SFTTrainer: TRL's, with steps in C++."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ from trl.trainer import sft_config, sft_trainer
 
 from . import assistant_turns
 from .auto_model import AutoModelForCausalLM
-from .cpp_loop import CppLoop
+from .loop import TrainingLoop
 from .loop_predicate import levels_of
 from .older_names import modern
 from .sample import FirstRow
@@ -68,14 +68,13 @@ def _assistant_turns(model: Any, args: Any, options: dict[str, Any]) -> Iterator
         args.assistant_only_loss = True
 
 
-class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):
+class SFTTrainer(TrainingLoop, sft_trainer.SFTTrainer):
     """TRL's SFTTrainer. Rows, templates, masks and packing are TRL's; train() runs in C++ as Trainer's does.
 
     This library loads a model given by name. Adapters stay in float32. The first row is shown before the first step, unless disable_tqdm is
     set or the data set is streamed.
     """
 
-    _gives_windows = True
     _counts_tokens = True
 
     def __init__(
@@ -124,9 +123,3 @@ class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):
         """TRL's method."""
         self._read_windows()
         super().log(logs, start_time)
-
-    def _note_tokens(self, tokens: int, to_log: bool) -> None:
-        """Stores the counts that TRL's log() reads."""
-        self._total_train_tokens = tokens
-        if to_log:
-            self._metrics["train"]["num_tokens"] = [tokens]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainer: transformers' over the C++ loop."""
+"""Trainer: transformers', with steps in C++."""
 
 import inspect
 from typing import Any
@@ -7,18 +7,15 @@ from typing import Any
 import torch
 import transformers
 
-from .cpp_loop import CppLoop
+from .loop import TrainingLoop
 from .rows import OfOneLength
 
 
-class Trainer(CppLoop, transformers.Trainer):
-    """transformers' Trainer. train() runs in C++ if the C++ loop computes everything that the run needs.
+class Trainer(TrainingLoop, transformers.Trainer):
+    """transformers' Trainer. C++ computes the steps of train() if it computes everything that they need; otherwise the reason is logged.
 
-    Otherwise transformers' loop runs, and the reason is logged; C++ computes its steps where it computes the model. In all cases callbacks,
-    logs, evaluation and checkpoints are transformers'.
+    Data, callbacks, logs, evaluation and checkpoints are transformers'.
     """
-
-    _gives_windows = True
 
     def __init__(self, *args: Any, tokenizer: Any = None, **options: Any) -> None:
         """transformers' arguments. tokenizer: the older name of processing_class. Without a data_collator, labels are padded, too."""

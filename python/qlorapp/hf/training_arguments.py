@@ -117,6 +117,7 @@ def _with_own_options(name: str, base: type) -> type:
             self.checkpoint_keep = [self.checkpoint_keep]
         if not torch.accelerator.is_available():
             self.use_cpu = True  # otherwise transformers raises for bf16, TRL's default
+        self.max_grad_norm = self.max_grad_norm or 0.0  # transformers compares it
         base.__post_init__(self)  # type: ignore[attr-defined]
         _C.check_training_arguments(json.dumps({option: plain(getattr(self, option)) for option in OWN}))
 

@@ -15,7 +15,7 @@ import torch.distributed
 from .. import _C
 from ..optim import AdamW8bit
 from ..precision import own_dtypes
-from . import longest_rows, loop_predicate, passes, pristine, rows
+from . import longest_rows, loop_predicate, passes, pristine, rows, run_inputs
 from .arena_optimizer import ArenaAdamW
 from .checkpoints import Mixed
 from .forward import engine_of
@@ -42,10 +42,13 @@ class Windows:
             group=world.group_name if world is not None else "",
             longest_row=self._longest_row(trainer) if has_budget(trainer.args) else 0,
         )
+        if self.ranks > 1:
+            self.runner.check_same("training data (fingerprint)", str(run_inputs.fingerprint(trainer.train_dataset)))
         if has_budget(trainer.args):
             take_choice(trainer, self.runner.arguments())
         engine.follow()  # the options may have moved weights
         self._adapter = engine.shown
+        self.rollbacks, self._input_tokens = 0, 0
         #: The micro-batches under way, and whether none of them was given to training_step() yet.
         self.batches: list[Any] = []
         self.is_new = False
@@ -69,6 +72,20 @@ class Windows:
         self.engine.forget_keep()
         self.engine.bring_embedding_back()
 
+    def counts(self) -> dict[str, int]:
+        """For run_report.json."""
+        return {
+            "optimizer_steps": self.runner.steps,
+            "skipped_steps": self.runner.skipped_steps,
+            "rollbacks": self.rollbacks,
+            "input_tokens": self._input_tokens,
+        }
+
+    def take_scale(self, trainer: Any) -> None:
+        """Of a checkpoint, which accelerate has read."""
+        if self._has_scale(trainer):
+            self.runner.scaler.load_state_dict(trainer.accelerator.scaler.state_dict())
+
     def begin(self, batches: list[Any]) -> None:
         self.batches, self.is_new = batches, True
 
@@ -79,8 +96,7 @@ class Windows:
         if self._is_first:
             self._is_first, self.runner.global_step = False, step
             self._run_worst_case(trainer)
-            if self._has_scale(trainer):  # a checkpoint's, if the run was resumed
-                self.runner.scaler.load_state_dict(trainer.accelerator.scaler.state_dict())
+            self.take_scale(trainer)
         if not model.training:
             model.train()
         reason = ""
@@ -104,6 +120,7 @@ class Windows:
             if unpadded is not None:
                 if not self.runner.gradients(unpadded, trainer._is_signalled):
                     raise StopRequested
+                self._input_tokens += self.runner.input_tokens
                 trainer._note_window(self.runner)
         if unpadded is None:
             self._by_autograd(trainer, model)
@@ -237,6 +254,7 @@ class WindowSteps(Mixed):
             if walks:
                 del model.zero_grad
                 model.zero_grad()
+            self._counts = self._windows.counts()
             self._windows.close()
             self._windows = None
             args.logging_nan_inf_filter = self.args.logging_nan_inf_filter = self._filters
