@@ -19,8 +19,8 @@ HEAD = """# Configuration
 ## In Python
 
 `TrainingArguments` and `SFTConfig` are subclasses of transformers' and TRL's. All of their options keep their meaning and default. `LoraConfig` and
-`BitsAndBytesConfig` are PEFT's and transformers'; see their documentation. The C++ loop computes the options in the tables below. An option that changes a
-step and is not listed moves `train()` to transformers' loop ([architecture.md](architecture.md#what-runs-in-c-and-what-does-not)). Added options:
+`BitsAndBytesConfig` are PEFT's and transformers'; see their documentation. C++ computes the options in the tables below. An option that changes a
+step and is not listed leaves the steps to torch ([architecture.md](architecture.md#what-runs-in-c-and-what-does-not)). Added options:
 """
 COMMAND = """
 ## On the command line

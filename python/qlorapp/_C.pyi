@@ -417,54 +417,6 @@ class StepRunner:
     def moments(self) -> list[tuple[str, torch.Tensor]]:
         """[(name, tensor)] flat over the arena, in the optimizer's memory: exp_avg and exp_avg_sq, or state1, state2, absmax1, absmax2."""
 
-class Trainer:
-    """include/qlorapp/train/trainer.hpp"""
-    def __init__(self, model: CausalLM, arguments_json: str, train_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], eval_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], base_model: str, hooks: dict[typing.Any, typing.Any], row_lengths: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]]=[], group: str='', blank_tokens: collections.abc.Sequence[typing.SupportsInt]=[]) -> None:
-        """row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp. group: the name of a process group of torch.distributed whose ranks train together. blank_tokens: last tokens of rows that are white space."""
-    def train(self, resume_from: str | None=None) -> tuple[typing.Any, ...]:
-        """(global_step, training_loss, metrics, whether a stop_now hook ended it)"""
-    @property
-    def resumed_with_changes(self) -> bool:
-        """Data or options differ from those of the checkpoint that train() resumed from."""
-    def state(self) -> dict[typing.Any, typing.Any]: ...
-    def use_folder(self, folder: RunFolder) -> None:
-        """train() belongs to the run of this locked folder, and leaves its report there."""
-    def arguments(self) -> str:
-        """JSON; memory_budget may have chosen some of them."""
-    def save_state(self, folder: str) -> None:
-        """What train(resume_from) needs beside the adapter."""
-    def losses_since_log(self) -> tuple[typing.Any, ...]:
-        """(their sum, how many, the last gradient norm and learning rate). Complete inside of log_evaluate_save and after train()."""
-    def forget_losses(self) -> None: ...
-    @property
-    def learning_rate(self) -> float: ...
-    def zero_grad(self) -> None:
-        """Zeroes the gradients, and binds those that were set to None."""
-
-class TrainerControl:
-    """What a callback may ask for."""
-    def __init__(self) -> None: ...
-    @property
-    def should_training_stop(self) -> bool: ...
-    @should_training_stop.setter
-    def should_training_stop(self, arg0: bool) -> None: ...
-    @property
-    def should_epoch_stop(self) -> bool: ...
-    @should_epoch_stop.setter
-    def should_epoch_stop(self, arg0: bool) -> None: ...
-    @property
-    def should_save(self) -> bool: ...
-    @should_save.setter
-    def should_save(self, arg0: bool) -> None: ...
-    @property
-    def should_evaluate(self) -> bool: ...
-    @should_evaluate.setter
-    def should_evaluate(self, arg0: bool) -> None: ...
-    @property
-    def should_log(self) -> bool: ...
-    @should_log.setter
-    def should_log(self, arg0: bool) -> None: ...
-
 class TrainingDiverged(RuntimeError): ...
 
 class UnpaddedBatch:

@@ -32,10 +32,7 @@ void bind_generate(py::module_& m);
 void bind_data(py::module_& m);
 void bind_train(py::module_& m);
 void bind_steps(py::module_& m);
-void bind_trainer(py::module_& m);
 void bind_checkpoints(py::module_& m);
-/// Throws what a signal raised while a line was logged. Needs the GIL.
-void rethrow_interrupt();
 void bind_plan(py::module_& m);
 
 }  // namespace qlorapp::python

@@ -43,6 +43,14 @@ std::optional<py::error_already_set>& held_interrupt() {
   return *held;
 }
 
+/// For Py_AddPendingCall: raises it where Python's main thread goes on.
+int raise_interrupt(void*) {
+  if (!held_interrupt()) return 0;
+  held_interrupt()->restore();
+  held_interrupt().reset();
+  return -1;
+}
+
 /// As Python's logging numbers its levels.
 int level_number(LogLevel level) { return level == LogLevel::kWarning ? 30 : level == LogLevel::kInfo ? 20 : 10; }
 
@@ -55,6 +63,7 @@ void set_sink(const std::optional<std::function<void(int, std::string)>>& sink) 
     } catch (py::error_already_set& e) {
       if (e.matches(PyExc_KeyboardInterrupt) || e.matches(PyExc_SystemExit)) {
         held_interrupt() = e;
+        Py_AddPendingCall(&raise_interrupt, nullptr);
       } else {
         e.discard_as_unraisable("qlorapp's log");
       }
@@ -63,13 +72,6 @@ void set_sink(const std::optional<std::function<void(int, std::string)>>& sink) 
 }
 
 }  // namespace
-
-void rethrow_interrupt() {
-  if (!held_interrupt()) return;
-  const py::error_already_set error = *held_interrupt();
-  held_interrupt().reset();
-  throw error;
-}
 
 void bind_errors(py::module_& m) {
   format_error = PyErr_NewExceptionWithDoc("qlorapp.FormatError", "A file that breaks its format; the message names it.",

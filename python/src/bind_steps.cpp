@@ -55,9 +55,7 @@ RunInputs base_from(const std::string& text, const std::string& source) {
   inputs.base_without_scales = bits("without_scales");
   inputs.device = json.value("device", "");
   const format::Json config = json.value("config", format::Json::object());
-  for (const auto& [name, value] : config.items()) {
-    inputs.base_config.emplace_back(name, value.dump());
-  }
+  for (const auto& [name, value] : config.items()) { inputs.base_config.emplace_back(name, value.dump()); }
   return inputs;
 }
 

@@ -17,6 +17,5 @@ PYBIND11_MODULE(_C, m) {
   bind_train(m);
   bind_checkpoints(m);
   bind_steps(m);
-  bind_trainer(m);
   bind_plan(m);
 }

@@ -58,9 +58,9 @@ bool StepRunner::gradients(std::span<const Batch> window, const std::function<bo
   const at::Tensor before = is_open_ ? state_.arena->gradients().clone() : at::Tensor();
   first_micro_step_ = state_.micro_step;
   WindowRunner::Observer observer;
-  if (rank_count() > 1 && stop_now) {
+  if (stop_now) {
     observer.meet = [&] {
-      if (any_of(*state_.ranks, stop_now())) throw Stopped{};
+      if (rank_count() > 1 ? any_of(*state_.ranks, stop_now()) : stop_now()) throw Stopped{};
     };
   }
   try {

@@ -38,8 +38,8 @@ class StepRunner {
   /// Forward and backward of a step's micro-batches, on the host or the model's device, each weighed by the targets of all. A window that
   /// ran out of memory is taken again in smaller parts. Leaves gradients, times the loss scale, in the arena: those of a window that had no
   /// update stay in them, as in a loop over torch's.
-  /// @param stop_now  asked by several ranks between two micro-batches; may be empty.
-  /// @returns false if one of them said so: the state is that before the window.
+  /// @param stop_now  asked between two micro-batches; may be empty.
+  /// @returns false if it was true, on one rank: the state is that before the window.
   bool gradients(std::span<const Batch> window, const std::function<bool()>& stop_now = {});
   /// The same for gradients, times scale(), that another backward pass has left in the arena, of this rank.
   /// @param mean_loss  (), this rank's part of the window's.  @param micro_batches  of this rank, for the key of dropout masks.

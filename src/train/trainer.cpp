@@ -367,10 +367,8 @@ void Trainer::restore(const std::string& folder) {
   const bool compares_text = text_ && !TextFiles(folder).empty();
   const ChangedInputs changes =
       check_inputs(folder, args_, state_.inputs, compares_text ? text_->other_than(folder) : std::vector<std::string>());
-  if (!callbacks_.log_evaluate_save) {
-    load_adapter(*model_, folder, model_->adapters().active_name());
-    read_trainer_history(folder, state_);
-  }
+  load_adapter(*model_, folder, model_->adapters().active_name());
+  read_trainer_history(folder, state_);
   state_.load(folder);
   const int64_t batches_before = batch_count(train_data_.size(), changes.micro_batch_size, args_.dataloader_drop_last);
   state_.cursor.batch = state_.cursor.batch >= batches_before

@@ -77,7 +77,6 @@ class Trainer::Owed {
 };
 
 void Trainer::poll() {
-  if (callbacks_.poll) callbacks_.poll();
   const bool is_alone = rank_count() == 1;  // several ranks stop where they meet
   if (is_alone && is_training_ && callbacks_.stop_now && callbacks_.stop_now()) throw StopNow{};
 }
@@ -101,7 +100,6 @@ void Trainer::agree() {
 /// Leaves a checkpoint of the steps that are whole.
 void Trainer::stop() {
   stopped_ = true;
-  if (callbacks_.log_evaluate_save) return read_losses();  // its owner saves
   if (rank_count() > 1) {
     finish_save();
   } else {
@@ -142,7 +140,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   resumed_from_ = resume_from.value_or("");
   started_ = seconds_since_1970();
   try {
-    if (args_.save_strategy != "no" && !callbacks_.log_evaluate_save && !has_folder && is_first())
+    if (args_.save_strategy != "no" && !has_folder && is_first())
       folder_ = std::make_shared<RunFolder>(args_.output_dir);  // before anything else: another run may hold it
     TrainOutput output = run(resume_from);
     report(stopped_ ? "stopped" : "finished", "");
@@ -173,7 +171,6 @@ void Trainer::report(const std::string& outcome, const std::string& error) const
                     .longest_row = longest_row(),
                     .evaluates = !eval_data_.empty()},
                    *model_, state_, args_);
-  if (callbacks_.log_evaluate_save) return;  // its owner has the history
   write_loss_svg(args_.output_dir,
                  format::parse_json("[" + state_.log_history.text() + "]", "log_history", {.allow_nonfinite = true}));
 } catch (const std::exception& failed) {
@@ -226,9 +223,6 @@ TrainOutput Trainer::run(const std::optional<std::string>& resume_from) {
   } catch (const StopNow&) { stop(); }
   is_training_ = false;
   finish_save();
-  if (args_.cuda_graphs) {
-    log_info(message("cuda_graphs: {} micro-steps of this trainer ran as one graph each", runner_->replayed()));
-  }
   if (state_.global_step > 0 && state_.optimizer.step_count() == 0) {
     log_warning(
         message("[trainer] the adapters did not change: all {} steps had gradients that are not finite in float16 and were "
@@ -295,7 +289,6 @@ bool Trainer::roll_back(const Error& reason) {
   state_.skipped_steps = skipped;
   state_.owes_log = state_.owes_evaluation = state_.owes_save = state_.owes_epoch_end = false;
   control_ = {};
-  if (callbacks_.on_rollback) callbacks_.on_rollback(from);
   log_warning(message("[trainer] rolled back from step {} to {}; the data go on behind the rows of step {}. {}", step, from, step,
                       first_line(reason)));
   return true;
@@ -415,12 +408,6 @@ void Trainer::flow_at_epoch_end() {
 
 void Trainer::log_evaluate_save() {
   state_.owes_log = state_.owes_evaluation = state_.owes_save = false;
-  if (callbacks_.log_evaluate_save) {
-    if (!control_.should_log && !control_.should_evaluate && !control_.should_save) return;
-    read_losses();
-    callbacks_.log_evaluate_save(control_);
-    return agree();  // on what was asked for meanwhile
-  }
   const bool has_work = control_.should_log || control_.should_evaluate || control_.should_save;
   if (control_.should_log || control_.should_save) read_losses();
   if (control_.should_log && state_.steps_since_log > 0) {
@@ -463,7 +450,6 @@ LogRecord Trainer::last_step() {
 }
 
 void Trainer::log(LogRecord record, bool training) {
-  if (callbacks_.log_evaluate_save) return;
   record.set("epoch", epoch());
   if (args_.counts_input_tokens()) {
     record.set("num_input_tokens_seen", state_.tokens_seen);

@@ -100,7 +100,9 @@ WindowRunner::WindowRunner(CausalLM& model, TrainState& state, const TrainingArg
 }
 
 void WindowRunner::clear_graphs() {
-  if (graphs_) graphs_->clear();
+  if (!graphs_) return;
+  log_info(message("cuda_graphs: {} micro-steps of this run ran as one graph each", graphs_->replayed()));
+  graphs_->clear();
 }
 
 std::vector<Batch> WindowRunner::parts_of(std::span<const Batch> window, int64_t batches) const {

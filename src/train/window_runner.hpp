@@ -28,7 +28,7 @@ class WindowRunner {
   struct Observer {
     std::function<void(TrainerEvent)> event;
     std::function<void()> poll;  ///< After each micro-batch.
-    /// With several ranks, between two micro-batches, at the same ones on each: may throw, on all ranks or on none.
+    /// Between two micro-batches, at the same ones on each rank: may throw, on all ranks or on none.
     std::function<void()> meet = {};
   };
 
@@ -55,10 +55,8 @@ class WindowRunner {
   /// Where the forward pass of a window stops being finite: a sentence (train/diagnosis.hpp).
   [[nodiscard]] std::string diagnosis(std::span<const Batch> window);
 
-  /// Frees the recorded steps of cuda_graphs.
+  /// Frees the recorded steps of cuda_graphs, and logs how many micro-steps ran as one graph each.
   void clear_graphs();
-  /// Micro-steps that ran as one graph each; none without cuda_graphs.
-  [[nodiscard]] int64_t replayed() const { return graphs_ ? graphs_->replayed() : 0; }
 
  private:
   /// The window on the model's device, each micro-batch in parts of at most most_tokens_.

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of a small model of any family in the engine alone, as the command makes them; two ranks as a program."""
+"""A small model of any family in the engine alone, and trained by qlorapp.Trainer; two ranks as a program."""
 
+import gc
 import json
 import pathlib
 import sys
 
+import engine_checks
+import peer
+import qlorapp
 import torch
 from qlorapp import _C
 
@@ -29,28 +33,33 @@ def engine(folder, *, device="cpu", dtype=torch.float32, seed=1, dropout=0.0, **
 
 
 def rows(folder: pathlib.Path, count: int = 24, seed: int = 3):
-    import peer  # and with it transformers and PEFT, which a rank does not need
-
-    found = peer.write_rows(folder / "rows.jsonl", count, seed)
-    return [(row["input_ids"], row["labels"]) for row in found]
+    return peer.write_rows(folder / "rows.jsonl", count, seed)
 
 
 def options_json(out, **options) -> str:
+    """For C++ alone."""
     off = {"logging_strategy": "no", "eval_strategy": "no", "save_strategy": "no"}
     return json.dumps(
         {"output_dir": str(out), "per_device_train_batch_size": 4, "max_steps": 3, "learning_rate": 1e-2, **off, **options}
     )
 
 
-def train(model, data, out, *, resume_from=None, group="", **options):
+def train(
+    folder, data, out, *, device="cpu", dtype=torch.float32, seed=1, dropout=0.0, sharding="no", resume_from=None, **options
+):
     """(trainer, mean loss of the steps, adapters)"""
-    trainer = _C.Trainer(model, options_json(out, **options), data, [], "base", {}, group=group)
-    loss = trainer.train(resume_from)[1]
-    return trainer, loss, adapters(model)
-
-
-def adapters(model) -> dict[str, torch.Tensor]:
-    return {name: p.detach().cpu().clone() for name, p in zip(model.adapter_names(), model.parameters(), strict=True)}
+    base = engine_checks.load(folder, dtype=dtype, device_map=device, base_sharding=sharding)
+    args = qlorapp.TrainingArguments(
+        str(out), use_cpu=device == "cpu", report_to="none", disable_tqdm=True,
+        **{"per_device_train_batch_size": 4, "max_steps": 3, "learning_rate": 1e-2, "save_strategy": "no", **options},
+    )  # fmt: skip
+    trainer = qlorapp.Trainer(engine_checks.with_lora(base, seed, lora_dropout=dropout), args, train_dataset=data)
+    try:
+        loss = trainer.train(resume_from).training_loss
+    finally:
+        torch.use_deterministic_algorithms(False)  # which full_determinism sets for the process
+    assert trainer._told == ""
+    return trainer, loss, {n: p.detach().cpu().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
 
 
 def same_bits(one, other) -> bool:
@@ -66,19 +75,17 @@ def as_rank(root: pathlib.Path) -> None:
     """One of several processes: for each folder of root, a run over a whole base and one over a base that is divided."""
     from safetensors.torch import save_file
 
-    torch.distributed.init_process_group("gloo")
-    group = torch.distributed.group.WORLD.group_name
     losses = {}
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        data = [tuple(row) for row in json.loads((folder / "rows.json").read_text())]
-        for name, loading in (("whole", {}), ("divided", {"shard_over": group})):
-            model = engine(folder, **loading)
-            assert model.is_sharded == (name == "divided")
-            _, loss, found = train(model, data, folder / "out", group=group, **RANK_STEPS)
+        data = json.loads((folder / "rows.json").read_text())
+        for name, sharding in (("whole", "no"), ("divided", "full")):
+            trainer, loss, found = train(folder, data, folder / "out", sharding=sharding, ddp_backend="gloo", **RANK_STEPS)
+            assert trainer.model.get_base_model().forward.engine.core.is_sharded == (name == "divided")
             if torch.distributed.get_rank() == 0:
                 losses[f"{folder.name} {name}"] = loss
                 save_file(found, folder / f"{name}.safetensors")
-            model.leave_ranks()
+            del trainer  # which holds the process group
+            gc.collect()
     if torch.distributed.get_rank() == 0:
         (root / "losses.json").write_text(json.dumps(losses))
     torch.distributed.destroy_process_group()

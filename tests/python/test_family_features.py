@@ -2,8 +2,6 @@
 """Features of the library over one model of each family: each beside an oracle or the same run without it. docs/families.md lists them."""
 
 import json
-import subprocess
-import sys
 
 import peer
 import peft
@@ -16,8 +14,9 @@ from engine_checks import base, losses_and_gradients, reasons, with_lora
 from families import FAMILIES, FIRST, batch, relative
 from family_runs import RANK_STEPS, engine, options_json, rows, same_bits, train
 from qlorapp import _C
+from qlorapp.hf.training_arguments import for_cpp
 from safetensors.torch import load_file
-from test_data_parallel import environment, free_port
+from test_data_parallel import forked
 
 
 @pytest.fixture(scope="module", params=FIRST)
@@ -46,16 +45,16 @@ def test_a_plan_from_the_config_is_that_of_the_loaded_model_and_of_a_step(folder
 
 @pytest.mark.feature("memory_budget")
 def test_a_run_in_less_memory_stays_within_it_and_has_the_same_bits(folder, data, tmp_path):
-    plain = train(engine(folder), data, tmp_path)
-    model = engine(folder)
-    phases = _C.plan_model(model, options_json(tmp_path, max_length=24)).phases
+    plain = train(folder, data, tmp_path)
+    phases = _C.plan_model(engine(folder), options_json(tmp_path, max_length=24)).phases
     peak = max(phase["reserved"] for name, phase in phases.items() if name not in ("load", "merge"))
     budget = int(0.9 * peak)
-    tight = train(model, data, tmp_path, memory_budget=str(budget))
+    tight = train(folder, data, tmp_path, memory_budget=str(budget))
     assert same_bits(tight, plain)
-    chosen = json.loads(tight[0].arguments())
-    assert chosen["checkpoint_keep"] != json.loads(plain[0].arguments())["checkpoint_keep"]
-    plan = _C.plan_model(model, json.dumps({**chosen, "memory_budget": "", "max_length": 24}))
+    chosen = tight[0].args
+    assert chosen.checkpoint_keep != plain[0].args.checkpoint_keep
+    model = base(tight[0].model).forward.engine.core
+    plan = _C.plan_model(model, json.dumps({**json.loads(for_cpp(chosen)), "memory_budget": "", "max_length": 24}))
     plan.measure(model)
     assert plan.measured <= budget
 
@@ -71,20 +70,20 @@ def test_the_largest_batch_fits_and_one_more_row_does_not(folder, capsys):
 @pytest.mark.feature("resume")
 def test_a_run_that_continues_ends_in_the_same_bits(folder, data, tmp_path):
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    whole = train(engine(folder, dropout=0.1), data, tmp_path / "whole", **options)
-    other = engine(folder, dropout=0.1, seed=2)
-    again = train(other, data, tmp_path / "again", resume_from=str(tmp_path / "whole/checkpoint-2"), **options)
-    assert same_bits(again, whole)
-    states = [(tmp_path / run / "checkpoint-4/optimizer.safetensors").read_bytes() for run in ("whole", "again")]
-    assert states[0] == states[1]
+    whole = train(folder, data, tmp_path / "whole", dropout=0.1, **options)
+    resumed = {"resume_from": str(tmp_path / "whole/checkpoint-2"), **options}
+    again = train(folder, data, tmp_path / "again", dropout=0.1, seed=2, **resumed)
+    assert all(torch.equal(again[2][name], tensor) for name, tensor in whole[2].items())
+    ours, theirs = (torch.load(tmp_path / run / "checkpoint-4/optimizer.pt")["state"] for run in ("again", "whole"))
+    assert all(torch.equal(ours[i][name], moment) for i, state in theirs.items() for name, moment in state.items())
 
 
 @pytest.mark.feature("full_determinism")
 def test_a_run_with_dropout_repeats_its_bits(folder, data, tmp_path):
-    first, again = (train(engine(folder, dropout=0.1), data, tmp_path, full_determinism=True) for _ in range(2))
+    first, again = (train(folder, data, tmp_path, dropout=0.1, full_determinism=True) for _ in range(2))
     assert same_bits(first, again)
-    assert same_bits(first, train(engine(folder, dropout=0.1), data, tmp_path))
-    assert not same_bits(first, train(engine(folder, dropout=0.1), data, tmp_path, full_determinism=True, seed=7))
+    assert same_bits(first, train(folder, data, tmp_path, dropout=0.1))
+    assert not same_bits(first, train(folder, data, tmp_path, dropout=0.2, full_determinism=True))
 
 
 # --- eight bits
@@ -142,7 +141,7 @@ def test_products_in_eight_bits_are_those_of_operands_that_torch_rounded(wide, t
         return model.hidden_states(rows, training=True).detach(), gradient
 
     plain, _ = states_and_gradient()
-    _C.Trainer(model, options_json(tmp_path, fp8=True), [([3, 4], [3, 4])], [], "base", {})
+    _C.StepRunner(model, options_json(tmp_path, fp8=True))  # sets the model up
     ours, gradient = states_and_gradient()
     theirs = peft.PeftModel.from_pretrained(
         peer.load_4bit(tmp_path / "codes").dequantize(), tmp_path / "adapter", is_trainable=True
@@ -166,18 +165,7 @@ def ranks(tmp_path_factory):
     for i, case in enumerate(FIRST):
         peer.write_llama(root / str(i), **FAMILIES[case])
         (root / str(i) / "rows.json").write_text(json.dumps(rows(root / str(i), 16)))
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    path = f"{environment()['PYTHONPATH']}:{ROOT / 'tests/python'}"
-    both = [
-        subprocess.Popen(
-            [sys.executable, ROOT / "tests/python/family_runs.py", root],
-            env=environment(**place, RANK=str(rank), LOCAL_RANK=str(rank), PYTHONPATH=path),
-            stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    errors = [process.communicate(timeout=300)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], errors
+    forked(2, ROOT / "tests/python/family_runs.py", root)
     losses = json.loads((root / "losses.json").read_text())
 
     def of(case, kind):
@@ -191,8 +179,8 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("case", FIRST)
 def test_two_processes_train_what_one_trains_with_twice_the_accumulation(ranks, case, tmp_path):
     folder, loss, found = ranks(case, "whole")
-    data = [tuple(row) for row in json.loads((folder / "rows.json").read_text())]
-    _, expected, reference = train(engine(folder), data, tmp_path, gradient_accumulation_steps=2, **RANK_STEPS)
+    data = json.loads((folder / "rows.json").read_text())
+    _, expected, reference = train(folder, data, tmp_path, gradient_accumulation_steps=2, **RANK_STEPS)
     assert loss == pytest.approx(expected, rel=1e-6)
     for name, tensor in reference.items():
         assert relative(found[name], tensor) <= 1e-4, name

@@ -8,8 +8,8 @@ import pytest
 import qlorapp
 import torch
 import transformers
-from qlorapp.hf.auto_model import _layers_on_host
 from qlorapp.hf.forward import engine_of
+from qlorapp.hf.placement import layers_on_host
 from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
 
 read = qlorapp.AutoModelForCausalLM.from_pretrained
@@ -44,7 +44,7 @@ def test_what_asks_for_nothing_leaves_the_engine(folder, options):
     ids=str,
 )  # fmt: skip
 def test_layers_on_the_cpu_beside_a_gpu_are_a_base_on_the_host(device_map, rest, on_host):
-    assert _layers_on_host(device_map, transformers.LlamaConfig(num_hidden_layers=2)) == (rest, on_host)
+    assert layers_on_host(device_map, transformers.LlamaConfig(num_hidden_layers=2)) == (rest, on_host)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_layers_on_the_cpu_beside_a_gpu_are_a_base_on_the_host(device_map, rest,
 )
 def test_some_layers_on_the_cpu_are_refused(layers):
     with pytest.raises(ValueError, match="device_map must leave all layers on the CPU, or none"):
-        _layers_on_host({"": 0, **layers}, transformers.LlamaConfig(num_hidden_layers=2))
+        layers_on_host({"": 0, **layers}, transformers.LlamaConfig(num_hidden_layers=2))
 
 
 def test_layers_on_the_host_are_for_what_cpp_computes(folder):

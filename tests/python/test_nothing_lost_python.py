@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same of Python's trainers: signals, the best checkpoint, changed inputs, in the C++ loop and in transformers'."""
+"""The same of Python's trainers: signals, the best checkpoint, changed inputs, where C++ computes the steps and where torch does."""
 
 import json
 import os
@@ -92,12 +92,12 @@ def best_run(root, out, kind=qlorapp.Trainer, resume=None, callbacks=(), **optio
     return trainer
 
 
-class InTransformersLoop(qlorapp.Trainer):
+class ByTorch(qlorapp.Trainer):
     def compute_loss(self, *args, **options):
         return super().compute_loss(*args, **options)
 
 
-KINDS = [qlorapp.Trainer, InTransformersLoop]
+KINDS = [qlorapp.Trainer, ByTorch]
 
 
 class Signals(transformers.TrainerCallback):
@@ -118,29 +118,51 @@ class Signals(transformers.TrainerCallback):
 PLAIN = {"max_steps": 6, "eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "no", "save_steps": 100}
 
 
+def test_a_signal_between_two_micro_batches_drops_the_step_under_way(root, tmp_path):
+    class Signalled(qlorapp.Trainer):
+        asked = 0
+
+        def _is_signalled(self):
+            self.asked += 1
+            if self.asked == 4:  # for the second time in the window of step 2: two of its three micro-batches are computed
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super()._is_signalled()
+
+    options = {**PLAIN, "gradient_accumulation_steps": 3}
+    with pytest.raises(SystemExit) as stopped:
+        best_run(root, tmp_path / "out", Signalled, **options)
+    assert stopped.value.code == 143
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
+    again = best_run(root, tmp_path / "out", resume=True, **options)
+    plain = best_run(root, tmp_path / "plain", **options)
+    assert again.state.global_step == 6
+    for (name, mine), theirs in zip(again.model.named_parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_transformers_loop_behind_its_step_with_a_checkpoint(root, tmp_path, how):
     out, options = tmp_path / "out", {**PLAIN, "gradient_accumulation_steps": 2, "save_strategy": "steps"}
     with pytest.raises((SystemExit, KeyboardInterrupt)) as raised:
         sends = Signals("on_substep_end", 2, how)
-        best_run(root, out, InTransformersLoop, callbacks=[sends], save_only_model=True, logging_steps=1, **options)
+        best_run(root, out, ByTorch, callbacks=[sends], save_only_model=True, logging_steps=1, **options)
     assert raised.type is KeyboardInterrupt if how == signal.SIGINT else raised.value.code == 128 + how
     assert signal.getsignal(how) is (signal.default_int_handler if how == signal.SIGINT else signal.SIG_DFL)
     assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-3"]
     assert peer.run_cli("inspect", out / "checkpoint-3").stdout.startswith(f"{out / 'checkpoint-3'}: checkpoint, whole")
     assert outcome(out) == ("stopped", None)
-    resumed = best_run(root, out, InTransformersLoop, True, **options)
+    resumed = best_run(root, out, ByTorch, True, **options)
     assert outcome(out) == ("finished", None) and resumed.state.global_step == 6
-    whole = best_run(root, tmp_path / "whole", InTransformersLoop, **options)
+    whole = best_run(root, tmp_path / "whole", ByTorch, **options)
     resumed, whole = resumed.model.state_dict(), whole.model.state_dict()
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
 def test_a_stop_is_saved_although_the_run_saves_nothing(root, tmp_path):
     with pytest.raises(SystemExit):
-        best_run(root, tmp_path, InTransformersLoop, callbacks=[Signals("on_step_begin", 5, signal.SIGTERM)], **PLAIN)
+        best_run(root, tmp_path, ByTorch, callbacks=[Signals("on_step_begin", 5, signal.SIGTERM)], **PLAIN)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
-    assert best_run(root, tmp_path, InTransformersLoop, True, **PLAIN).state.global_step == 6
+    assert best_run(root, tmp_path, ByTorch, True, **PLAIN).state.global_step == 6
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,7 +186,7 @@ def test_a_signal_in_an_evaluation_leaves_a_resumable_checkpoint_at_once(root, t
 def test_a_second_signal_acts_in_the_middle_of_the_step(root, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         sends = Signals("on_step_begin", 2, signal.SIGINT, signal.SIGINT)
-        best_run(root, tmp_path, InTransformersLoop, callbacks=[sends], **PLAIN)
+        best_run(root, tmp_path, ByTorch, callbacks=[sends], **PLAIN)
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
@@ -261,7 +283,7 @@ def test_python_refuses_to_load_a_damaged_best_checkpoint(root, tmp_path, kind, 
     ],
 )
 def test_changed_inputs_of_transformers_loop_are_refused_by_name(root, tmp_path, change, shown):
-    best_run(root, tmp_path, InTransformersLoop, max_steps=2)
+    best_run(root, tmp_path, ByTorch, max_steps=2)
     options = {"max_steps": 4, **(change if change != "rows" else {})}
     if change == "rows":
         other = tmp_path / "other"
@@ -270,10 +292,10 @@ def test_changed_inputs_of_transformers_loop_are_refused_by_name(root, tmp_path,
         (other / "rows.jsonl").write_text("".join(lines[::-1]))
         root = other
     with pytest.raises(qlorapp.FormatError) as raised:
-        best_run(root, tmp_path, InTransformersLoop, True, **options)
+        best_run(root, tmp_path, ByTorch, True, **options)
     assert shown in str(raised.value) and "resume_with_changes=True" in str(raised.value)
     first = json.loads((tmp_path / "checkpoint-2" / "MANIFEST.json").read_text())["run_id"]
-    best_run(root, tmp_path, InTransformersLoop, True, resume_with_changes=True, **options)
+    best_run(root, tmp_path, ByTorch, True, resume_with_changes=True, **options)
     found = json.loads((tmp_path / "run_report.json").read_text())
     assert found["resumed_with_changes"] and found["run_id"] != first
     assert (found["first_step"], found["global_step"], found["max_steps"], found["outcome"]) == (2, 4, 4, "finished")

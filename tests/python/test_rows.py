@@ -11,7 +11,6 @@ import qlorapp
 import transformers
 import trl
 from data_probe import DataProbe
-from qlorapp.hf import rows
 from tiny_trainer import TINY
 
 COUNT = 100
@@ -83,12 +82,13 @@ def probe():
 
 
 def in_python(model, tokenizer, data, folder, **options):
-    """What the C++ loop of SFTTrainer is given."""
+    """What C++ is given by SFTTrainer."""
     config = qlorapp.SFTConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, **{"max_length": None, **options}
     )
     trainer = qlorapp.SFTTrainer(model, config, train_dataset=datasets.Dataset.from_list(data), processing_class=tokenizer)
-    return [(row.input_ids, row.labels) for row in rows.read(trainer.train_dataset, trainer.data_collator, 1)]
+    batches = (trainer.data_collator([row]) for row in trainer.train_dataset)
+    return [(batch["input_ids"][0].tolist(), batch["labels"][0].tolist()) for batch in batches]
 
 
 def in_cpp(probe, tokenizer, data, folder, template, **options):

@@ -203,19 +203,19 @@ def test_what_cannot_be_loaded_has_pythons_own_error_types(folder, tmp_path):
 
 
 def test_a_four_bit_model_goes_to_the_gpu_by_itself_and_any_other_where_it_is_sent(monkeypatch):
-    from qlorapp.hf.auto_model import _device_of
+    from qlorapp.hf.placement import device_of
 
     for here in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda here=here: here)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
         gpu = torch.device("cuda", 0) if here else torch.device("cpu")
-        assert _device_of(None, quantized=True) == _device_of("auto", quantized=False) == gpu
-        assert _device_of(None, quantized=False) == _device_of("cpu", quantized=True) == torch.device("cpu")
-        assert _device_of({"": 0}, quantized=True) == gpu
+        assert device_of(None, quantized=True) == device_of("auto", quantized=False) == gpu
+        assert device_of(None, quantized=False) == device_of("cpu", quantized=True) == torch.device("cpu")
+        assert device_of({"": 0}, quantized=True) == gpu
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="device_map asks for cuda:2; this machine has 2 GPU"):
-        _device_of("cuda:2", quantized=True)
+        device_of("cuda:2", quantized=True)
     with pytest.raises(ValueError, match="one device"):
-        _device_of({"a": 0, "b": "cpu"}, quantized=True)
+        device_of({"a": 0, "b": "cpu"}, quantized=True)

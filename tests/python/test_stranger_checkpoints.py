@@ -11,7 +11,7 @@ import conftest
 import peer
 import pytest
 from families import FAMILIES
-from family_runs import engine, rows
+from family_runs import rows
 from family_runs import train as run
 from lost_runs import refused, root, train, whole  # noqa: F401  (root and whole are fixtures)
 from safetensors.torch import load_file, save_file
@@ -150,7 +150,7 @@ def test_windows_and_ropes_of_layers_are_compared_too(tmp_path):
     peer.write_llama(tmp_path / "model", **gemma)
     data = rows(tmp_path)
     options = {"save_strategy": "steps", "save_steps": 2}
-    run(engine(tmp_path / "model"), data, tmp_path / "whole", **options)
+    run(tmp_path / "model", data, tmp_path / "whole", **options)
     ropes = {**gemma["rope_parameters"], "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}
     for change, shown in (
         ({"sliding_window": 7}, r"windows \[6,0,6\] → \[7,0,7\]"),
@@ -161,7 +161,7 @@ def test_windows_and_ropes_of_layers_are_compared_too(tmp_path):
         shutil.copytree(tmp_path / "model", tmp_path / "other", dirs_exist_ok=True)
         (tmp_path / "other/config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(ValueError, match=f"computes something else: .*{shown}"):
-            run(engine(tmp_path / "other"), data, tmp_path / "out", resume_from=str(tmp_path / "whole/checkpoint-2"), **options)
+            run(tmp_path / "other", data, tmp_path / "out", resume_from=str(tmp_path / "whole/checkpoint-2"), **options)
 
 
 def test_a_checkpoint_without_its_base_s_config_is_resumed_and_says_so(root, changed, whole, tmp_path):

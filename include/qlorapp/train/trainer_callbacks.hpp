@@ -55,18 +55,9 @@ struct TrainerCallbacks {
   std::function<void(const LogRecord& metrics, TrainerControl& control)> on_evaluate;
   /// When the checkpoint is whole and on the disk: at the end of a later step, and at the latest before the next one and before the end.
   std::function<void(const std::string& folder, TrainerControl& control)> on_save;
-  /// After a return to this checkpoint (TrainingArguments::on_non_finite): moments and counts are those of it, and the adapters too unless
-  /// log_evaluate_save is set: then they are loaded here.
-  std::function<void(const std::string& folder)> on_rollback;
-  /// Between micro-batches: the place to look for signals.
-  std::function<void()> poll;
-  /// Asked at the same places, and with several ranks at the end of a step: true, on one rank, ends the run at once. The step under way is
-  /// dropped, the steps before it are saved as a checkpoint, unless log_evaluate_save is set: then its owner saves.
+  /// Asked between micro-batches, and with several ranks at the end of a step: true, on one rank, ends the run at once. The step under way is
+  /// dropped, and the steps before it are saved as a checkpoint. The place to look for signals.
   std::function<bool()> stop_now;
-
-  /// In the trainer's place: at a step's or an epoch's end, where a flag is set: logs, evaluates and saves, and clears the flags. The trainer then keeps no
-  /// history and no best metric, and resumes its state alone: the caller has loaded the adapter.
-  std::function<void(TrainerControl& control)> log_evaluate_save;
 };
 
 }  // namespace qlorapp

@@ -18,7 +18,8 @@ from .forward import engine_of
 from .passes import why_padding_counts
 from .stopping import Terminated
 from .training_arguments import has_budget
-from .windows import StopRequested, WindowSteps
+from .window_steps import WindowSteps
+from .windows import StopRequested
 
 _log = logging.getLogger("qlorapp")
 #: The optimizers of transformers' loop for bitsandbytes' names of `optim`.

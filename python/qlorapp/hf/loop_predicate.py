@@ -22,7 +22,7 @@ REPLACED = (
 #: Modules whose methods do what C++ does.
 _KNOWN = (
     "transformers.trainer", "trl.trainer.base_trainer", "trl.trainer.sft_trainer", f"{__package__}.loop", f"{__package__}.trainer",
-    f"{__package__}.sft", f"{__package__}.windows",
+    f"{__package__}.sft", f"{__package__}.window_steps",
 )  # fmt: skip
 #: Arguments of which C++ knows nothing.
 _UNUSUAL = (

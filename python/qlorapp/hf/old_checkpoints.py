@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of version 0.1.0, in which C++ wrote the state of optimizer and schedule, and those without one."""
+"""Checkpoints of version 0.1.0 and of `qlorapp train`, in which C++ wrote the state of optimizer and schedule, and those without one."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ def refuse_if_by_torch(folder: str | None, reason: str) -> None:
     """
     if folder is not None and reason and is_old(folder):
         raise ValueError(
-            f"[Trainer] {folder} was written by the C++ loop, and torch computes the steps of this training: {reason}. It has no {OPTIMIZER} "
+            f"[Trainer] {folder} is of version 0.1.0 or of qlorapp train, and torch computes the steps of this training: {reason}. It has no {OPTIMIZER} "
             "and no scheduler.pt, which those need. Train as the run that wrote it, or start a new run with its adapter: "
             "PeftModel.from_pretrained(model, checkpoint, is_trainable=True)."
         )

@@ -8,8 +8,8 @@ from typing import Any
 import transformers
 
 from .. import _C
-from .checkpoints import of_first
 from .old_checkpoints import OPTIMIZER
+from .processes import of_first
 
 _log = logging.getLogger("qlorapp")
 _MOST = 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TrainingArguments and SFTConfig: transformers' and TRL's, with the options of the C++ loop as extra fields."""
+"""TrainingArguments and SFTConfig: transformers' and TRL's, with the options of C++'s steps as extra fields."""
 
 import copy
 import dataclasses
@@ -14,13 +14,13 @@ from .. import _C
 from ..config_json import plain
 from .older_names import modern
 
-#: Options that only the C++ loop has. Type, default and help text come from C++'s field table.
+#: Options that only C++ has. Type, default and help text come from C++'s field table.
 OWN = (
     "checkpoint_keep", "loss_chunk_rows", "mlp_tile_rows", "weight_workspace", "embedding_on_host", "base_on_host", "memory_budget", "fp8",
     "cuda_graphs", "worst_case_first", "count_position_zero", "resume_with_changes", "on_non_finite", "ddp_sum_in_bf16",
 )  # fmt: skip
 
-#: transformers' options that the C++ loop computes. Options outside of a step stay with transformers.
+#: transformers' options that C++ computes. Options outside of a step stay with transformers.
 _OF_A_STEP = (
     "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim",
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16", "tf32", "torch_empty_cache_steps", "auto_find_batch_size",
@@ -121,7 +121,7 @@ def _with_own_options(name: str, base: type) -> type:
         base.__post_init__(self)  # type: ignore[attr-defined]
         _C.check_training_arguments(json.dumps({option: plain(getattr(self, option)) for option in OWN}))
 
-    doc = f"{base.__module__.partition('.')[0]}'s {base.__name__}, with the options of the C++ loop: {', '.join(OWN)}."
+    doc = f"{base.__module__.partition('.')[0]}'s {base.__name__}, with the options of C++'s steps: {', '.join(OWN)}."
     made: Any = dataclasses.make_dataclass(
         name, _fields(), bases=(base,), namespace={"__post_init__": __post_init__, "__doc__": doc, "__module__": __name__}
     )
