@@ -119,7 +119,7 @@ PLAIN = {"max_steps": 6, "eval_strategy": "no", "load_best_model_at_end": False,
 
 
 def test_a_signal_between_two_micro_batches_drops_the_step_under_way(root, tmp_path):
-    class Signalled(qlorapp.Trainer):
+    class Stopped(qlorapp.Trainer):
         asked = 0
 
         def _is_signalled(self):
@@ -130,7 +130,7 @@ def test_a_signal_between_two_micro_batches_drops_the_step_under_way(root, tmp_p
 
     options = {**PLAIN, "gradient_accumulation_steps": 3}
     with pytest.raises(SystemExit) as stopped:
-        best_run(root, tmp_path / "out", Signalled, **options)
+        best_run(root, tmp_path / "out", Stopped, **options)
     assert stopped.value.code == 143
     assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
     again = best_run(root, tmp_path / "out", resume=True, **options)
