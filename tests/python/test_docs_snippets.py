@@ -94,7 +94,7 @@ def test_each_fence_is_run_or_quoted_or_says_why_not(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page, "python")])
 def test_the_python_of_a_page_runs_from_its_first_line_to_its_last(page, run, tmp_path):
-    """Lines print what their comments say, and trainings take the C++ loop."""
+    """Lines print what their comments say, and C++ computes the steps of trainings."""
     code = "\n".join(snippets(page, "python"))
     (tmp_path / "page.py").write_text(code)
     printed, logged = run(sys.executable, str(tmp_path / "page.py"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainer over transformers' own: the C++ loop and transformers' give the same run, and a run that C++ does not compute is theirs."""
+"""Trainer over transformers' own: steps of C++ and of torch give the same run, and steps that C++ does not compute are torch's."""
 
 import dataclasses
 import json

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import datasets
 import peer
 import pytest
 import qlorapp
@@ -16,6 +17,7 @@ import transformers
 from conftest import BUILD
 from lost_runs import STEPS, damage, refused, root, train, weights, whole  # noqa: F401  (root and whole are fixtures)
 from qlorapp import _C
+from qlorapp.hf import run_inputs
 from safetensors.torch import load_file, save_file
 
 PYTHON = """
@@ -299,3 +301,28 @@ def test_changed_inputs_of_transformers_loop_are_refused_by_name(root, tmp_path,
     found = json.loads((tmp_path / "run_report.json").read_text())
     assert found["resumed_with_changes"] and found["run_id"] != first
     assert (found["first_step"], found["global_step"], found["max_steps"], found["outcome"]) == (2, 4, 4, "finished")
+
+
+def test_the_fingerprint_of_rows_depends_on_their_values_and_order_alone():
+    def table(rows, **kinds):
+        return datasets.Dataset.from_dict({"input_ids": rows}, features=datasets.Features(kinds) if kinds else None)
+
+    rows = [[i, 2 * i, 7] for i in range(3000)]
+    whole = run_inputs.fingerprint(table(rows))
+    narrow = table(rows, input_ids=datasets.Sequence(datasets.Value("int32")))
+    halves = datasets.concatenate_datasets([table(rows[:1500]), table(rows[1500:])])
+    for same in (
+        narrow,
+        halves,
+        halves.with_format("torch"),
+        halves.select(range(3000)),
+        table(rows[::-1]).select(range(3000)[::-1]),
+    ):
+        assert run_inputs.fingerprint(same) == whole
+    others = [rows[::-1], rows[1:], [*rows[:-1], [0, 0, 0]], [[0, 0], [7, *rows[1]], *rows[2:]], [*rows[:-1], None]]
+    found = [run_inputs.fingerprint(table(other)) for other in others]
+    assert len({whole, *found}) == 6
+    assert run_inputs.fingerprint(rows) == run_inputs.fingerprint(tuple(rows)) != run_inputs.fingerprint(rows[::-1])
+    assert run_inputs.fingerprint(table(["a", "b"])) != run_inputs.fingerprint(table(["ab", ""]))
+    for unknown in (table([b"a"]), table(rows).with_transform(lambda batch: batch), iter(rows)):
+        assert run_inputs.fingerprint(unknown) is None

@@ -265,7 +265,7 @@ def test_a_trainer_whose_padding_has_labels_has_transformers_loss(tmp_path, kind
 # --- what is logged
 
 
-def test_the_cpp_loop_logs_what_transformers_logs_at_the_beginning(tmp_path, caplog, monkeypatch):
+def test_a_run_logs_what_transformers_logs_at_the_beginning(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     names = []
     for kind in (qlorapp.Trainer, transformers.Trainer):

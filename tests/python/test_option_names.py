@@ -60,7 +60,7 @@ def test_what_has_no_effect_any_more_is_logged_with_the_reason(tmp_path, caplog,
     assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "logs")
 
 
-def test_arguments_are_replaced_and_written_with_the_options_of_the_cpp_loop(tmp_path):
+def test_arguments_are_replaced_and_written_with_the_options_of_cpp(tmp_path):
     args = qlorapp.TrainingArguments(str(tmp_path), report_to="none", memory_budget="2GiB", checkpoint_keep="attention_only")
     again = dataclasses.replace(args, max_steps=4)
     assert (again.max_steps, again.memory_budget, again.checkpoint_keep) == (4, "2GiB", ["attention_only"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Python script as several processes: the C++ loop trains with all its processes, in transformers' process group."""
+"""A Python script as several processes: C++ computes the steps of all, in transformers' process group."""
 
 import json
 import os

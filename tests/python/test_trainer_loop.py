@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ loop where a script asks for more than a plain run: beside transformers' loop, run live."""
+"""Steps of C++ where a script asks for more than a plain run: beside transformers' own, run live."""
 
 import inspect
 import json
@@ -123,7 +123,7 @@ def test_arguments_and_rows_that_are_changed_after_the_trainer_was_made_count(fo
 
 
 def test_no_override_is_skipped_without_a_word(folder, tmp_path):
-    """A method that transformers' loop calls is called under the C++ loop as well, or hands the run to transformers' loop."""
+    """A method that transformers' loop calls is called here as well, or leaves the steps to torch."""
     names = {
         name
         for kind in transformers.Trainer.__mro__[:-1]
@@ -185,7 +185,7 @@ def test_hooks_and_a_patched_forward_run_in_steps_and_evaluations(folder, tmp_pa
     assert hooked.state.log_history[0]["eval_loss"] == pytest.approx(0.5 * plain.state.log_history[0]["eval_loss"], rel=1e-5)
 
 
-def test_what_was_undone_is_no_reason_to_leave_the_cpp_loop(folder, tmp_path):
+def test_what_was_undone_is_no_reason_to_leave_cpp(folder, tmp_path):
     trainer = made(qlorapp.Trainer, folder, tmp_path)
     model = trainer.model
     hooks = [model.register_forward_hook(halved), model.get_base_model().model.layers[0].register_forward_pre_hook(print)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of transformers' loop whose steps C++ computes a window at a time, beside transformers' own steps and the C++ loop."""
+"""Runs of transformers' loop whose steps C++ computes a window at a time, beside transformers' own steps."""
 
 import copy
 import os

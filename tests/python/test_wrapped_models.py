@@ -192,7 +192,7 @@ def test_a_config_that_is_wrong_around_its_text_is_refused(tmp_path, change, mes
     assert message in refused.stdout + refused.stderr
 
 
-def test_the_trainers_cpp_loop_trains_the_text(setting, tmp_path, caplog):
+def test_the_trainer_trains_the_text_in_cpp(setting, tmp_path, caplog):
     _, folder, _ = setting
     model = qlorapp.get_peft_model(load(folder / "float"), qlorapp.LoraConfig(r=4, target_modules=TARGETS))
     args = arguments(tmp_path / "run", max_steps=3, save_strategy="steps", save_steps=3)

@@ -38,6 +38,8 @@ class RunFolders(Mixed):
     _counts: dict[str, int]
     #: Data or decisive options differ from those of the checkpoint that the run resumes from.
     _changed = False
+    #: (fingerprint of the training data,); None: the current train() did not need it so far.
+    _fingerprint: tuple[str | None] | None = None
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         """transformers' train(). True resumes from the newest undamaged checkpoint of the run in output_dir.
@@ -46,6 +48,7 @@ class RunFolders(Mixed):
         """
         with contextlib.ExitStack() as stack:
             self._holds_best = self._changed = False
+            self._fingerprint = None
             self._counts = {}
             if self.args.world_size == 1:
                 resume_from_checkpoint = self._enter_folder(stack, resume_from_checkpoint)

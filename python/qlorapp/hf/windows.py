@@ -35,7 +35,7 @@ class Windows:
             longest_row=self._longest_row(trainer) if has_budget(trainer.args) else 0,
         )
         if self.ranks > 1:
-            self.runner.check_same("training data (fingerprint)", str(run_inputs.fingerprint(trainer.train_dataset)))
+            self.runner.check_same("training data (fingerprint)", str(run_inputs.fingerprint_of(trainer)))
         if has_budget(trainer.args):
             take_choice(trainer, self.runner.arguments())
         engine.follow()  # the options may have moved weights
