@@ -21,7 +21,7 @@ FILE = "run_inputs.json"
 #: Of more rows, so many at equal distances are read.
 MOST_ROWS = 1 << 16
 #: Rows of a table that are read at a time.
-_BLOCK = 1024
+_BLOCK = 64
 #: They affect the results of a step. What decides rows (max_length, packing) shows in the rows.
 _DECISIVE = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "optim_args", "weight_decay",
