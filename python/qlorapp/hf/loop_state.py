@@ -13,9 +13,7 @@ def save(trainer: Any, folder: str, random_at_epoch: torch.Tensor) -> None:
     random_at_epoch: the state of torch's generator on the host when the epoch began: a sampler may draw the order from it.
     """
     loss, windows = trainer._tr_loss.double(), trainer._windows
-    if (
-        windows is not None and windows.runner.is_open
-    ):  # between two micro-batches: the resumed run begins with the whole window
+    if windows is not None and windows.runner.is_open:  # the resumed run begins with the whole window
         loss = loss - windows.runner.mean_loss.to(loss.device)
     state = {
         "random_at_epoch": random_at_epoch,
@@ -35,9 +33,7 @@ def restore(trainer: Any, folder: str, in_epoch: bool) -> None:
     if in_epoch:
         torch.set_rng_state(saved["random_at_epoch"])
     trainer._tr_loss = saved["loss_since_log"].to(trainer._tr_loss.device)
-    trainer._total_loss_scalar -= float(
-        saved["loss_since_log"]
-    )  # transformers' train_loss is that of the steps since the resume
+    trainer._total_loss_scalar -= float(saved["loss_since_log"])  # train_loss is that of the steps since the resume
     trainer._globalstep_last_logged -= saved["steps_since_log"]
 
 

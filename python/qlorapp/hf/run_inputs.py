@@ -42,9 +42,10 @@ def check(trainer: Any, folder: str | None) -> bool:
 
     @raises FormatError if they do, unless args.resume_with_changes; and if the file is malformed.
     """
-    base = _base(trainer)  # also without a checkpoint: processes that share a base read it together
     path = os.path.join(folder or "", FILE)
-    if folder is None or not os.path.isfile(path):
+    is_there = folder is not None and os.path.isfile(path)
+    base = _base(trainer) if is_there or trainer.args.world_size > 1 else None  # processes that share a base read it together
+    if folder is None or not is_there:
         return False
     with open(path, encoding="utf-8") as file:
         try:
