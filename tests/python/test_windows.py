@@ -10,7 +10,7 @@ import qlorapp
 import torch
 import transformers
 from tiny_llama import folder  # noqa: F401  (a fixture)
-from tiny_trainer import ByAutograd, ByRows, adapters, assert_same_run, losses, made, rows, trained
+from tiny_trainer import ByAutograd, ByRows, adapters, assert_same_run, in_cpp, losses, made, rows, trained
 
 KINDS = (qlorapp.Trainer, transformers.Trainer)
 
@@ -252,6 +252,19 @@ def test_a_second_run_begins_with_moments_of_its_own_and_transformers_steps_come
     trainer.train()
     assert isinstance(trainer.optimizer.optimizer, torch.optim.AdamW)
     assert any(not torch.equal(before[name], value) for name, value in adapters(trainer).items())
+    trainer.compute_loss_func = None
+    trainer.train()
+    assert trainer.optimizer.runner.steps == 6 and in_cpp(trainer)
+
+
+def test_a_callback_may_save_before_the_first_step(folder, tmp_path):
+    class Saves(transformers.TrainerCallback):
+        def on_train_begin(self, *given, **more):
+            trainer._save_checkpoint(trainer.model, None)
+
+    trainer = made(qlorapp.Trainer, folder, tmp_path, more={"callbacks": [Saves()]}, save_strategy="steps", max_steps=1)
+    trainer.train()
+    assert (tmp_path / "checkpoint-0" / "loop_state.pth").is_file()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,8 @@ class TrainingLoop(WindowSteps, SafeCheckpoints):
         self._say_what_computes(reason)
         old_checkpoints.refuse_if_by_torch(folder, reason)
         self._changed = run_inputs.check(self, folder)
-        self._drop_own_optimizer()
+        self._drop_own_optimizer(by_windows=not reason)
+        self._is_between_steps, self._random_at_epoch = False, torch.get_rng_state()
         # DistributedDataParallel's own attribute: it need not send a base that each process has loaded, or has a part of.
         model: Any = self.model
         model._ddp_params_and_buffers_to_ignore = [name for name, p in model.named_parameters() if not p.requires_grad]
@@ -134,6 +135,12 @@ class TrainingLoop(WindowSteps, SafeCheckpoints):
         except _C.TrainingDiverged as reason:
             if not rollback.done(self, reason):
                 raise
+
+    def _leave_checkpoint(self, trial: Any) -> None:
+        """@raises TrainingDiverged if a step since the last read was not finite: it is not saved."""
+        if self._windows is not None:
+            self._windows.runner.read()
+        super()._leave_checkpoint(trial)
 
     def _agree(self) -> bool:
         """In a run by windows of several processes all do what callbacks of process 0 ask for. @returns whether a signal asks to stop."""
@@ -231,10 +238,10 @@ class TrainingLoop(WindowSteps, SafeCheckpoints):
             "in_float32": tables,  # as transformers tells bitsandbytes
         }
 
-    def _drop_own_optimizer(self) -> None:
-        """Of a run before, where it has moments in C++; and the scheduler of that run."""
+    def _drop_own_optimizer(self, by_windows: bool) -> None:
+        """Of a run before, where it or this one has moments in C++; and the scheduler of that run."""
         optimizer, scheduler = self._made
-        if not isinstance(getattr(optimizer, "optimizer", optimizer), ArenaAdamW):
+        if not by_windows and not isinstance(getattr(optimizer, "optimizer", optimizer), ArenaAdamW):
             return
         if self.optimizer is optimizer:
             self.optimizer = None

@@ -20,7 +20,7 @@ def done(trainer: Any, reason: Exception) -> bool:
 
     @returns False if that is not asked for, was done too often, or there is no checkpoint; the last two are logged.
     """
-    if trainer.args.on_non_finite != "rollback":
+    if getattr(trainer.args, "on_non_finite", "raise") != "rollback":
         return False
     windows, runner, state = trainer._windows, trainer._windows.runner, trainer.state
     trainer._wait_for_commit()

@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import itertools
+import logging
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,8 @@ from ..optim import AdamW8bit
 from .arena_optimizer import ArenaAdamW
 from .mixed import Mixed
 from .windows import Windows
+
+_log = logging.getLogger("qlorapp")
 
 
 def _own_zero_grad(model: Any) -> Any:
@@ -60,6 +63,12 @@ class WindowSteps(Mixed):
             model.zero_grad = _ZeroedInCpp(model)
         try:
             yield
+            if self.state.global_step > 0 and self._windows.runner.steps == 0:
+                _log.warning(
+                    "[Trainer] the adapters did not change: gradients of all %d steps were not finite in float16, and the steps were skipped. "
+                    "Train for longer (the loss scale is %g now), or in bf16 or fp32.",
+                    self.state.global_step, self._windows.runner.scaler.get_scale(),
+                )  # fmt: skip
         except Exception as error:
             self._windows.runner.report_failure(str(error))
             raise
