@@ -62,7 +62,7 @@ ROWS = [
     ),
     *(
         Row(model, 8, 2048, "input_on_host", "unsloth", mixed=True)
-        for model in ("8b", "qwen3-8b", "qwen2.5-7b", "mistral-7b", "gemma-3-4b", "phi-4-mini")
+        for model in ("8b", "qwen3-8b", "qwen3-0.6b", "qwen2.5-7b", "mistral-7b", "gemma-3-4b", "gemma-3-1b", "phi-4-mini")
     ),
 ]
 

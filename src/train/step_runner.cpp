@@ -87,21 +87,23 @@ void StepRunner::take_gradients(const at::Tensor& mean_loss, int64_t micro_batch
 
 bool StepRunner::update(double rate) {
   QLORAPP_CHECK_VALUE(is_open_, "[optimizer] step() must follow the gradients of a window; there are none since the last step.");
-  StepReport report;
+  const bool may_go_back = args_.on_non_finite == "rollback";  // then another loop reads, where it can
+  bool stepped = false;
   try {
-    report = runner_.update(found_, rate, {});
+    const StepReport report = runner_.update(found_, rate, {});
+    unread_.add(report, state_.global_step);
+    stepped = report.stepped;
   } catch (const LossScaleExhausted& error) {
-    if (window_.empty()) throw;
-    const uint32_t behind = std::exchange(state_.micro_step, first_micro_step_);  // the same dropout masks
-    const std::string where = runner_.diagnosis(window_);
-    state_.micro_step = behind;
-    throw LossScaleExhausted(message("{} {}", error.what(), where));
+    exhausted_ = error.what();
+    if (!window_.empty()) {
+      const uint32_t behind = std::exchange(state_.micro_step, first_micro_step_);  // the same dropout masks
+      exhausted_ += " " + runner_.diagnosis(window_);
+      state_.micro_step = behind;
+    }
   }
   is_open_ = false;
-  unread_.add(report, state_.global_step);
-  const bool may_go_back = args_.on_non_finite == "rollback";  // then another loop reads, where it can
   if (!may_go_back && must_read()) read();
-  return report.stepped;
+  return stepped;
 }
 
 std::vector<int64_t> StepRunner::sum(std::vector<int64_t> values) {
@@ -119,7 +121,9 @@ void StepRunner::report_failure(const std::string& why) {
 void StepRunner::read() {
   // Of the hosts: a rank that hangs is named, before a GPU waits for it.
   if (rank_count() > 1 && model_->device().is_cuda()) state_.ranks->barrier();
+  const std::string exhausted = std::exchange(exhausted_, {});
   unread_.read_into(state_, args_.on_non_finite == "skip", trend_);
+  if (!exhausted.empty()) throw LossScaleExhausted(exhausted);
 }
 
 bool StepRunner::load_state(const std::string& folder) {

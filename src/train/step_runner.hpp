@@ -50,8 +50,7 @@ class StepRunner {
   [[nodiscard]] const WindowGradients& found() const { return found_; }
 
   /// Clips and updates.  @returns false if the loss scale found an overflow: then nothing has changed.
-  /// @throws TrainingDiverged as read(), which is called here on a CPU, on a GPU at every 256th step, never with on_non_finite=rollback;
-  ///         LossScaleExhausted; ValueError without a window.
+  /// @throws TrainingDiverged as read(), which is called here if must_read(), never with on_non_finite=rollback; ValueError without a window.
   bool update(double rate);
   /// Sums over the ranks; `values` as they are for one process. Synchronizes.
   [[nodiscard]] std::vector<int64_t> sum(std::vector<int64_t> values);
@@ -60,10 +59,10 @@ class StepRunner {
   /// Tells the other ranks why this one ends.
   void report_failure(const std::string& why);
 
-  /// @throws TrainingDiverged if gradients of a step since the last call were not finite. Synchronizes.
+  /// @throws TrainingDiverged if gradients of a step since the last call were not finite; LossScaleExhausted. Synchronizes.
   void read();
-  /// So many steps were not read that read() is due.
-  [[nodiscard]] bool must_read() const { return !model_->device().is_cuda() || unread_.full(); }
+  /// So many steps were not read that read() is due, or the last one found that training cannot go on.
+  [[nodiscard]] bool must_read() const { return !model_->device().is_cuda() || unread_.full() || !exhausted_.empty(); }
 
   /// Those that were given; a budget has replaced some.
   [[nodiscard]] const TrainingArguments& arguments() const { return args_; }
@@ -100,6 +99,7 @@ class StepRunner {
   uint32_t first_micro_step_ = 0;  ///< Of the window.
   bool is_open_ = false;
   UnreadLosses unread_;
+  std::string exhausted_;  ///< Why the loss scale gave up, until read() says so.
   LossTrend trend_;
 };
 

@@ -215,9 +215,6 @@ TrainOutput Trainer::run(const std::optional<std::string>& resume_from) {
       } catch (const TrainingDiverged& error) {
         again = roll_back(error);
         if (!again) throw;
-      } catch (const LossScaleExhausted& error) {
-        again = roll_back(error);
-        if (!again) throw;
       }
     }
   } catch (const StopNow&) { stop(); }

@@ -8,7 +8,7 @@
 
 #include "core/check.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/train/trainer.hpp"
+#include "qlorapp/train/grad_scaler.hpp"
 
 namespace qlorapp {
 

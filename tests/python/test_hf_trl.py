@@ -126,6 +126,8 @@ class TestSFT:
         )  # fmt: skip
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
         assert losses(resumed) == losses(trainer)
+        counts = [[entry["num_tokens"] for entry in t.state.log_history if "loss" in entry] for t in (trainer, resumed)]
+        assert counts[0] == counts[1]  # TRL's trainer counts from 0 again
         for name, value in adapters(trainer).items():
             assert torch.equal(adapters(resumed)[name], value), name
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps whose gradients are not finite: raise, skip, roll back; and the report that a run leaves."""
 
+import functools
 import json
+import shutil
 
 import peer
 import pytest
@@ -27,6 +29,9 @@ def root(tmp_path_factory):
     tensors["model.embed_tokens.weight"][POISON, 5] = 1
     tensors["model.layers.0.self_attn.q_proj.weight"][:, 5] = 3e38
     save_file(tensors, file, {"format": "pt"})
+    tensors["model.layers.0.self_attn.q_proj.weight"][:, 5] = 6e4  # the same in float16
+    shutil.copytree(folder / "model", folder / "half")
+    save_file(tensors, folder / "half" / "model.safetensors", {"format": "pt"})
     rows = []
     for i in range(ROWS):
         ids = [20 + i + k for k in range(8)]
@@ -106,30 +111,113 @@ def test_rollback_without_a_checkpoint_says_so(root, tmp_path):
     ).replace("[", "").replace("]", "")
 
 
-def test_rollback_in_python_ends_as_in_the_command(root, tmp_path):
-    transformers.set_seed(1)
-    model = qlorapp.AutoModelForCausalLM.from_pretrained(root / "model", dtype=torch.float32)
-    model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+@pytest.fixture(scope="module")
+def in_python(root):
+    """run(rows, folder, steps, resume=None, **arguments): a trainer behind its run, and its adapter. All begin with the same."""
 
-    def run(data, out, steps, **options):
+    @functools.cache
+    def loaded(name, dtype):
+        base = qlorapp.AutoModelForCausalLM.from_pretrained(root / name, dtype=dtype)
+        return qlorapp.get_peft_model(base, qlorapp.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+
+    def run(rows, out, steps, resume=None, callbacks=(), **options):
+        model = loaded(*(("half", torch.float16) if options.get("fp16") else ("model", torch.float32)))
         args = qlorapp.TrainingArguments(
-            str(tmp_path / out), max_steps=steps, save_steps=SAVED, per_device_train_batch_size=1, report_to="none", disable_tqdm=True,
-            learning_rate=1e-2, lr_scheduler_type="constant", train_sampling_strategy="sequential", logging_strategy="no", use_cpu=True,
-            **options,
+            str(out), max_steps=steps, per_device_train_batch_size=1, report_to="none", disable_tqdm=True, learning_rate=1e-2,
+            lr_scheduler_type="constant", train_sampling_strategy="sequential", use_cpu=True,
+            **{"save_steps": SAVED, "logging_strategy": "no", **options},
         )  # fmt: skip
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.data.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)) * 0.1)
-        trainer = qlorapp.Trainer(
-            model, args, train_dataset=[json.loads(line) for line in (root / data).read_text().splitlines()]
-        )
-        trainer.train()
+        trainer = qlorapp.Trainer(model, args, train_dataset=rows, callbacks=list(callbacks))
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         return trainer, {name: value.clone() for name, value in model.named_parameters() if "lora_" in name}
 
-    trainer, rolled_back = run("rows.jsonl", "out", ROWS, on_non_finite="rollback")
-    assert trainer.state.global_step == ROWS - 2 and report(tmp_path / "out")["rollbacks"] == 1
-    _, left = run("left.jsonl", "left", ROWS - 2)
+    return run
+
+
+def rows_of(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_rollback_in_python_ends_as_in_the_command(root, in_python, tmp_path):
+    rows, out = rows_of(root / "rows.jsonl"), tmp_path / "out"
+    trainer, rolled_back = in_python(rows, out, ROWS, on_non_finite="rollback")
+    assert trainer.state.global_step == ROWS - 2 and report(out)["rollbacks"] == 1
+    assert (out / f"checkpoint-{ROWS - 2}").is_dir()  # the end of a run is saved, whichever step it is
+    without, left = in_python(rows_of(root / "left.jsonl"), tmp_path / "left", ROWS - 2)
     assert all(torch.equal(rolled_back[name], left[name]) for name in left)
+    mean = [t.state.log_history[-1]["train_loss"] for t in (trainer, without)]
+    assert mean[0] == pytest.approx(mean[1], rel=1e-12)  # of the steps that count
+    # A resumed run, too, goes on behind the rows that were left out.
+    again, resumed = in_python(rows, out, ROWS, resume=out / "checkpoint-8", on_non_finite="rollback")
+    assert again.state.global_step == ROWS - 2 and report(out)["rollbacks"] == 1
+    assert all(torch.equal(resumed[name], left[name]) for name in left)
+    at_end, _ = in_python(rows, out, ROWS, resume=out / f"checkpoint-{ROWS - 2}", on_non_finite="rollback")
+    assert at_end.state.global_step == ROWS - 2
+
+
+@pytest.mark.parametrize("options", [{"gradient_accumulation_steps": 2}, {"logging_strategy": "steps", "logging_steps": 3}])
+def test_a_rollback_in_the_second_epoch_is_resumed_behind_its_rows(root, in_python, tmp_path, options):
+    """Whatever the state of the log, and the number of micro-batches of a step, when the run goes back."""
+    rows, poisoned = rows_of(root / "left.jsonl"), rows_of(root / "rows.jsonl")[BAD - 1]
+
+    class Changing(list):
+        """The fourth row is another in the second epoch."""
+
+        is_second = False
+
+        def __getitem__(self, i):
+            return poisoned if i == 3 and self.is_second else super().__getitem__(i)
+
+    class Epochs(transformers.TrainerCallback):
+        def on_epoch_begin(self, args, state, control, **_):
+            changing.is_second = int(state.epoch) == 1
+
+    changing, given = Changing(rows), {"on_non_finite": "rollback", "save_steps": 3, "num_train_epochs": 3, **options}
+    trainer, end = in_python(changing, tmp_path / "out", -1, callbacks=[Epochs()], **given)
+    undone = sum(trainer._undone_steps)
+    assert undone > 0 and trainer.state.global_step == 3 * len(rows) // options.get("gradient_accumulation_steps", 1) - undone
+    saved = sorted(int(folder.name.split("-")[1]) for folder in (tmp_path / "out").glob("checkpoint-*"))
+    assert saved[-1] == trainer.state.global_step
+    resumed, same = in_python(rows, tmp_path / "out", -1, resume=tmp_path / "out" / f"checkpoint-{saved[-2]}", **given)
+    assert all(torch.equal(same[name], end[name]) for name in end)
+    histories = [
+        [{k: v for k, v in e.items() if k in ("loss", "step", "epoch")} for e in t.state.log_history if "loss" in e]
+        for t in (trainer, resumed)
+    ]
+    assert histories[0] == histories[1]
+
+
+def test_a_loss_scale_that_gave_up_rolls_back(root, in_python, tmp_path):
+    good, bad = rows_of(root / "left.jsonl"), rows_of(root / "rows.jsonl")[BAD - 1]
+    rows = good[:6] + [bad] * 17 + good[6:]  # the last bad one is the 23rd, and the newest checkpoint that of step 20
+    options = {"fp16": True, "save_steps": 5}
+    trainer, rolled_back = in_python(rows, tmp_path / "out", len(rows), on_non_finite="rollback", **options)
+    assert trainer._undone_steps == [3] and trainer.state.global_step == len(rows) - 3
+    _, left = in_python(good[:6] + [bad] * 14 + good[6:], tmp_path / "left", len(rows) - 3, **options)
+    assert all(torch.equal(rolled_back[name], left[name]) for name in left)
+    with pytest.raises(RuntimeError, match="17 optimizer steps in a row.*forward pass"):
+        in_python(rows, tmp_path / "raised", len(rows), **options)
+
+
+def test_a_run_of_the_command_that_was_rolled_back_goes_on_in_python(root, tmp_path):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    options = {"on_non_finite": "rollback"}
+    assert train(root, whole, **options).returncode == 0
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(root / "model", dtype=torch.float32)
+    model = qlorapp.PeftModel.from_pretrained(model, whole / "checkpoint-8", is_trainable=True)
+    args = qlorapp.TrainingArguments(
+        str(out), max_steps=ROWS, save_strategy="no", per_device_train_batch_size=1, report_to="none", disable_tqdm=True, learning_rate=1e-2,
+        lr_scheduler_type="constant", train_sampling_strategy="sequential", use_cpu=True, resume_with_changes=True, **options,
+    )  # fmt: skip
+    trainer = qlorapp.Trainer(model, args, train_dataset=rows_of(root / "rows.jsonl"))
+    trainer.train(resume_from_checkpoint=str(whole / "checkpoint-8"))
+    trainer.save_model(str(out))
+    assert trainer.state.global_step == ROWS - 2
+    ends = [load_file(folder / "adapter_model.safetensors") for folder in (whole, out)]
+    assert all((ends[0][name] - ends[1][name]).abs().max() <= 1e-6 * ends[0][name].abs().max() for name in ends[0])
 
 
 def test_the_report_counts_rows_that_end_in_eos_as_the_log_does(tmp_path):

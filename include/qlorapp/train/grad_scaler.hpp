@@ -28,10 +28,16 @@ class GradScalerOrder : public Error {
   using Error::Error;
 };
 
-/// Options::max_consecutive_skips steps in a row found no finite gradients. Python: RuntimeError.
-class LossScaleExhausted : public Error {
+/// Gradients are not finite, and training cannot go on. Python: TrainingDiverged, a RuntimeError.
+class TrainingDiverged : public Error {
  public:
   using Error::Error;
+};
+
+/// Options::max_consecutive_skips steps in a row found no finite gradients.
+class LossScaleExhausted : public TrainingDiverged {
+ public:
+  using TrainingDiverged::TrainingDiverged;
 };
 
 /// fp16 has no positive value below 2^-24, so small gradients round to zero. The scaler multiplies the loss by S before

@@ -40,12 +40,6 @@ struct TrainOutput {
   bool stopped = false;      ///< TrainerCallbacks::stop_now ended the run.
 };
 
-/// Gradients that are not finite, without a scaler whose business they were. Python: RuntimeError.
-class TrainingDiverged : public Error {
- public:
-  using Error::Error;
-};
-
 class Trainer {
  public:
   /// @param model       with adapters. It and the data must outlive the trainer.
@@ -80,8 +74,6 @@ class Trainer {
   void save_checkpoint();
   /// trainer_state.json alone.
   void write_trainer_state(const std::string& folder) const;
-  /// The part of a checkpoint that train(resume_from) needs beside the adapter: optimizer, scaler, cursor, counters.
-  void save_state(const std::string& folder);
   /// Checkpoints go through this folder, which the caller has locked.
   void use_folder(std::shared_ptr<RunFolder> folder) { folder_ = std::move(folder); }
   /// What the rows were made with: written beside every adapter, and compared with a checkpoint's on resume.
@@ -94,8 +86,6 @@ class Trainer {
   [[nodiscard]] int64_t epochs() const { return epochs_; }
   /// Whole epochs and the share of the one under way.
   [[nodiscard]] double epoch() const;
-  /// Data or options that affect the results differ from those of the checkpoint that train() resumed from.
-  [[nodiscard]] bool resumed_with_changes() const { return resumed_with_changes_; }
   /// The last step as a log entry: its own loss, grad_norm, learning_rate, epoch and step. It is not put into the history. Before the first
   /// step the loss is NaN. Reads the losses that are due: on a GPU that synchronizes. @throws TrainingDiverged as train().
   [[nodiscard]] LogRecord last_step();
@@ -107,6 +97,8 @@ class Trainer {
 
  private:
   class Owed;
+  /// The part of a checkpoint that train(resume_from) needs beside the adapter: optimizer, scaler, cursor, counters.
+  void save_state(const std::string& folder);
   void prepare_rows();
   void check_ranks();
   [[nodiscard]] int64_t rank_count() const { return state_.ranks->size(); }

@@ -55,7 +55,7 @@ class TrainingLoop(WindowSteps, SafeCheckpoints):
         old_checkpoints.refuse_if_by_torch(folder, reason)
         self._changed = run_inputs.check(self, folder)
         self._drop_own_optimizer(by_windows=not reason)
-        self._is_between_steps, self._random_at_epoch = False, torch.get_rng_state()
+        self._is_between_steps, self._random_at_epoch, self._undone_steps = False, torch.get_rng_state(), []
         # DistributedDataParallel's own attribute: it need not send a base that each process has loaded, or has a part of.
         model: Any = self.model
         model._ddp_params_and_buffers_to_ignore = [name for name, p in model.named_parameters() if not p.requires_grad]
@@ -107,6 +107,16 @@ class TrainingLoop(WindowSteps, SafeCheckpoints):
         else:
             _log.info("[Trainer] C++ computes the steps of this training.")
 
+    def _init_training_state(
+        self, max_steps: int, updates: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
+    ) -> Any:
+        """transformers' method, which finds the place in the data by the step."""
+        result = super()._init_training_state(max_steps, updates, epochs, resume_from_checkpoint, trial)
+        if not resume_from_checkpoint:
+            return result
+        self._undone_steps = rollback.undone_steps(self, resume_from_checkpoint, updates)
+        return rollback.place(self, updates) if self._undone_steps else result
+
     def _run_epoch(self, *args: Any, **options: Any) -> Any:
         """transformers' method. A signal waits for the end of the step."""
         if self.state.global_step >= self.state.max_steps:  # resumed at its end; transformers would train one more step
@@ -114,8 +124,14 @@ class TrainingLoop(WindowSteps, SafeCheckpoints):
             return None
         if self._stop is not None:
             self._stop.waits = True
-        if options["epoch"] == options["epochs_trained"] and options["resume_from_checkpoint"]:
-            loop_state.restore(self, options["resume_from_checkpoint"], options["steps_trained_in_current_epoch"] > 0)
+        folder = options["resume_from_checkpoint"]
+        if options["epoch"] == options["epochs_trained"] and folder:
+            saved = loop_state.load(self, folder)
+            if options["steps_trained_in_current_epoch"] == 0:
+                self._load_rng_state(folder)  # transformers does it later, and loads the same
+            elif saved:
+                torch.set_rng_state(saved["random_at_epoch"])
+            loop_state.restore_losses(self, saved)
         self._random_at_epoch = torch.get_rng_state()
         result = super()._run_epoch(*args, **options)  # type: ignore[no-untyped-call]
         if self._windows is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers' checkpoints lack of its loop: the losses since the last log entry, and how an epoch's order of rows was drawn."""
+"""What transformers' checkpoints lack of its loop: losses and counts of its trainer, how an epoch's order of rows was drawn, and rollbacks."""
 
 import os
 from typing import Any
@@ -19,22 +19,29 @@ def save(trainer: Any, folder: str, random_at_epoch: torch.Tensor) -> None:
         "random_at_epoch": random_at_epoch,
         "loss_since_log": loss.cpu(),
         "steps_since_log": trainer.state.global_step - trainer._globalstep_last_logged,
+        "loss_until_log": trainer._total_loss_scalar,
+        "num_tokens": getattr(trainer, "_total_train_tokens", 0),  # TRL's
+        "undone_steps": trainer._undone_steps,
     }
     torch.save(state, _file(trainer, folder))
 
 
-def restore(trainer: Any, folder: str, in_epoch: bool) -> None:
-    """At the first epoch of a resumed run. in_epoch: a part of it was trained."""
-    if not in_epoch:
-        trainer._load_rng_state(folder)  # transformers does it later, and loads the same
-    if not os.path.isfile(_file(trainer, folder)):
+def load(trainer: Any, folder: str) -> dict[str, Any]:
+    """What this process saved; empty if the checkpoint has no such file."""
+    file = _file(trainer, folder)
+    return torch.load(file, weights_only=True) if os.path.isfile(file) else {}
+
+
+def restore_losses(trainer: Any, saved: dict[str, Any]) -> None:
+    """The trainer has the step of the checkpoint, but what it counted since is that of another."""
+    if not saved:
         return
-    saved = torch.load(_file(trainer, folder), weights_only=True)
-    if in_epoch:
-        torch.set_rng_state(saved["random_at_epoch"])
+    before = trainer.state.global_step <= trainer._initial_global_step  # train_loss is that of the steps since
     trainer._tr_loss = saved["loss_since_log"].to(trainer._tr_loss.device)
-    trainer._total_loss_scalar -= float(saved["loss_since_log"])  # train_loss is that of the steps since the resume
-    trainer._globalstep_last_logged -= saved["steps_since_log"]
+    trainer._total_loss_scalar = -float(saved["loss_since_log"]) if before else saved["loss_until_log"]
+    trainer._globalstep_last_logged = trainer.state.global_step - saved["steps_since_log"]
+    if hasattr(trainer, "_total_train_tokens"):
+        trainer._total_train_tokens = saved["num_tokens"]
 
 
 def _file(trainer: Any, folder: str) -> str:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of version 0.1.0 and of `qlorapp train`, in which C++ wrote the state of optimizer and schedule, and those without one."""
 
+import json
 import logging
 import os
+import pathlib
 from typing import Any
 
 _log = logging.getLogger("qlorapp")
@@ -35,6 +37,15 @@ def load(trainer: Any, folder: str) -> bool:
         trainer.lr_scheduler.step()
     windows.show_scale(trainer)
     return changed
+
+
+def undone_steps(trainer: Any, folder: str, updates: int) -> list[int]:
+    """As rollback.undone_steps(), of which an old checkpoint has the sum."""
+    state = json.loads(pathlib.Path(folder, RUN_STATE).read_text())
+    if not state.get("rollbacks"):
+        return []
+    steps = -(-state["batch"] // (trainer.args.gradient_accumulation_steps * trainer.args.world_size))
+    return [state["epoch"] * updates + steps - state["global_step"]] + [0] * (state["rollbacks"] - 1)
 
 
 def say_what_is_missing(folder: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import transformers
 
 from .. import _C
-from .old_checkpoints import OPTIMIZER
+from . import loop_state, old_checkpoints
 from .processes import of_first
 
 _log = logging.getLogger("qlorapp")
@@ -28,12 +28,12 @@ def done(trainer: Any, reason: Exception) -> bool:
     if not folder:
         _log.warning("[trainer] there is no checkpoint to roll back to: save more often, or use on_non_finite=skip.")
         return False
-    if windows.rollbacks >= _MOST:
-        _log.warning("[trainer] the run was rolled back %d times already: it ends.", windows.rollbacks)
+    if len(trainer._undone_steps) >= _MOST:
+        _log.warning("[trainer] the run was rolled back %d times already: it ends.", len(trainer._undone_steps))
         return False
     step, micro_step = state.global_step, runner.micro_step
     saved = transformers.TrainerState.load_from_json(os.path.join(folder, "trainer_state.json"))
-    for name in ("epoch", "global_step", "log_history", "best_metric", "best_global_step"):
+    for name in ("epoch", "global_step", "num_input_tokens_seen", "log_history", "best_metric", "best_global_step"):
         setattr(state, name, getattr(saved, name))
     trainer._confine_best(folder)
     trainer._load_from_checkpoint(folder)
@@ -41,9 +41,9 @@ def done(trainer: Any, reason: Exception) -> bool:
     trainer._load_scaler(folder)
     windows.take_scale(trainer)
     runner.micro_step, runner.global_step = micro_step, state.global_step  # no dropout mask comes again
-    windows.rollbacks += 1
-    trainer._tr_loss.zero_()
-    trainer._globalstep_last_logged = state.global_step
+    loop_state.restore_losses(trainer, loop_state.load(trainer, folder))
+    trainer._undone_steps.append(step - state.global_step)
+    state.max_steps -= step - state.global_step  # the run ends with its data
     for flag in ("should_save", "should_evaluate", "should_log"):
         setattr(trainer.control, flag, False)
     _log.warning(
@@ -53,10 +53,31 @@ def done(trainer: Any, reason: Exception) -> bool:
     return True
 
 
+def undone_steps(trainer: Any, folder: str, updates: int) -> list[int]:
+    """Of each rollback before a checkpoint, how many steps it undid.
+
+    updates: an epoch's optimizer steps.
+    """
+    if old_checkpoints.is_old(folder):
+        return old_checkpoints.undone_steps(trainer, folder, updates)
+    return list(loop_state.load(trainer, folder).get("undone_steps", []))
+
+
+def place(trainer: Any, updates: int) -> tuple[int, int]:
+    """Where a resumed run that was rolled back before goes on.
+
+    @returns (epochs, batches of the next epoch) that it has read.
+    """
+    args, undone = trainer.args, sum(trainer._undone_steps)
+    trainer.state.max_steps -= undone
+    epochs, steps = divmod(trainer.state.global_step + undone, updates)
+    return epochs, 0 if args.ignore_data_skip else steps * args.gradient_accumulation_steps
+
+
 def _newest(trainer: Any) -> str:
     """The newest checkpoint of this run that has an optimizer; empty: none."""
     if not trainer.args.should_save:
         return ""
     found, _ = _C.newest_checkpoint(str(trainer.args.output_dir))
     folder = found or trainer._origin or ""
-    return folder if os.path.isfile(os.path.join(folder, OPTIMIZER)) else ""
+    return folder if os.path.isfile(os.path.join(folder, old_checkpoints.OPTIMIZER)) else ""

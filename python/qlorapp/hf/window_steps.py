@@ -47,6 +47,8 @@ class WindowSteps(Mixed):
     """A mixin before transformers' Trainer. Outside of windows_of_run() its methods are transformers'."""
 
     _windows: Windows | None = None
+    #: Of each rollback, how many steps it undid. The data went on behind them.
+    _undone_steps: list[int]
     _filters = False
     #: Logs show the entropy and the accuracy of predictions.
     _counts_tokens = False
@@ -76,7 +78,7 @@ class WindowSteps(Mixed):
             if walks:
                 del model.zero_grad
                 model.zero_grad()
-            self._counts = self._windows.counts()
+            self._counts = self._windows.counts(rollbacks=len(self._undone_steps))
             self._windows.close()
             self._windows = None
             args.logging_nan_inf_filter = self.args.logging_nan_inf_filter = self._filters

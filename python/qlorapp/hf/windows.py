@@ -40,7 +40,7 @@ class Windows:
             take_choice(trainer, self.runner.arguments())
         engine.follow()  # the options may have moved weights
         self._adapter = engine.shown
-        self.rollbacks, self._input_tokens = 0, 0
+        self._input_tokens = 0
         #: The micro-batches under way, and whether none of them was given to training_step() yet.
         self.batches: list[Any] = []
         self.is_new = False
@@ -64,12 +64,12 @@ class Windows:
         self.engine.forget_keep()
         self.engine.bring_embedding_back()
 
-    def counts(self) -> dict[str, int]:
+    def counts(self, rollbacks: int) -> dict[str, int]:
         """For run_report.json."""
         return {
             "optimizer_steps": self.runner.steps,
             "skipped_steps": self.runner.skipped_steps,
-            "rollbacks": self.rollbacks,
+            "rollbacks": rollbacks,
             "input_tokens": self._input_tokens,
         }
 
