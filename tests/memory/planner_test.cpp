@@ -4,6 +4,7 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
+#include "environment.hpp"
 #include "format/expect_error.hpp"
 #include "memory/plan_settings.hpp"
 #include "nn/block/decoder_block.hpp"
@@ -54,6 +55,24 @@ TEST_CASE("what is kept is what a block keeps on its own, for every policy, and 
     // The products u of a stack are one tensor with room for its padding.
     CHECK(part(plan, MemoryPhase::kLoss, MemoryUse::kKept).count * 50 <= kept.count * 51);
   }
+}
+
+TEST_CASE("the workspace of cuBLAS is what PyTorch will give it") {
+  const auto workspace = [](const char* gpu) {
+    return part(plan_memory(settings_for("llama-3.2-1b", gpu)), MemoryPhase::kBackward, MemoryUse::kLibrary).count;
+  };
+  {
+    const Variable none("CUBLAS_WORKSPACE_CONFIG", nullptr);
+    CHECK(workspace("H200") == 32 << 20);
+    CHECK(workspace("T4") == 8320 << 10);
+  }
+  const Variable deterministic("CUBLAS_WORKSPACE_CONFIG", ":16:8");
+  CHECK(workspace("H200") == 128 << 10);
+  const Variable two("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8");
+  CHECK(workspace("T4") == 8320 << 10);
+  CHECK(workspace("H200") == 8320 << 10);
+  const Variable malformed("CUBLAS_WORKSPACE_CONFIG", "4 MiB");  // PyTorch warns and goes on
+  CHECK(workspace("H200") == 32 << 20);
 }
 
 TEST_CASE("inputs on the host are there and not on the device") {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/device_memory.hpp"
 
-#include <cstdlib>
 #include <optional>
-#include <string>
 
 #include "catch.hpp"
+#include "environment.hpp"
 
 using namespace qlorapp;
 
@@ -13,26 +12,6 @@ namespace {
 
 constexpr const char* kName = "PYTORCH_ALLOC_CONF";
 constexpr const char* kOlder = "PYTORCH_CUDA_ALLOC_CONF";
-
-/// The process's own values come back afterwards.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) {
-    if (const char* const before = std::getenv(name)) before_ = before;
-    set(value);
-  }
-  ~Variable() { set(before_ ? before_->c_str() : nullptr); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  void set(const char* value) const {
-    if (value == nullptr) unsetenv(name_);
-    else setenv(name_, value, /*overwrite=*/1);
-  }
-  const char* name_;
-  std::optional<std::string> before_;
-};
 
 }  // namespace
 
