@@ -160,7 +160,7 @@ def test_rollback_in_python_ends_as_in_the_command(root, in_python, tmp_path):
 
 @pytest.mark.parametrize("options", [{"gradient_accumulation_steps": 2}, {"logging_strategy": "steps", "logging_steps": 3}])
 def test_a_rollback_in_the_second_epoch_is_resumed_behind_its_rows(root, in_python, tmp_path, options):
-    """Whatever the state of the log, and the number of micro-batches of a step, when the run goes back."""
+    """With micro-batches that a step sums, and with losses that wait for a log entry."""
     rows, poisoned = rows_of(root / "left.jsonl"), rows_of(root / "rows.jsonl")[BAD - 1]
 
     class Changing(list):

@@ -55,7 +55,8 @@ class TrainingLoop(WindowSteps, SafeCheckpoints):
         old_checkpoints.refuse_if_by_torch(folder, reason)
         self._changed = run_inputs.check(self, folder)
         self._drop_own_optimizer(by_windows=not reason)
-        self._is_between_steps, self._random_at_epoch, self._undone_steps = False, torch.get_rng_state(), []
+        self._is_between_steps, self._random_at_epoch = False, torch.get_rng_state()
+        self._undone_steps, self._loss_until_log = [], {}
         # DistributedDataParallel's own attribute: it need not send a base that each process has loaded, or has a part of.
         model: Any = self.model
         model._ddp_params_and_buffers_to_ignore = [name for name, p in model.named_parameters() if not p.requires_grad]

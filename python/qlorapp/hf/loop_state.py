@@ -19,11 +19,11 @@ def save(trainer: Any, folder: str, random_at_epoch: torch.Tensor) -> None:
         "random_at_epoch": random_at_epoch,
         "loss_since_log": loss.cpu(),
         "steps_since_log": trainer.state.global_step - trainer._globalstep_last_logged,
-        "loss_until_log": trainer._total_loss_scalar,
         "num_tokens": getattr(trainer, "_total_train_tokens", 0),  # TRL's
         "undone_steps": trainer._undone_steps,
     }
     torch.save(state, _file(trainer, folder))
+    trainer._loss_until_log[trainer.state.global_step] = trainer._total_loss_scalar
 
 
 def load(trainer: Any, folder: str) -> dict[str, Any]:
@@ -36,9 +36,11 @@ def restore_losses(trainer: Any, saved: dict[str, Any]) -> None:
     """The trainer has the step of the checkpoint, but what it counted since is that of another."""
     if not saved:
         return
-    before = trainer.state.global_step <= trainer._initial_global_step  # train_loss is that of the steps since
-    trainer._tr_loss = saved["loss_since_log"].to(trainer._tr_loss.device)
-    trainer._total_loss_scalar = -float(saved["loss_since_log"]) if before else saved["loss_until_log"]
+    step, since = trainer.state.global_step, saved["loss_since_log"]
+    trainer._tr_loss = since.to(trainer._tr_loss.device)
+    trainer._total_loss_scalar = trainer._loss_until_log.get(
+        step, -float(since)
+    )  # train_loss is that of the steps of this train()
     trainer._globalstep_last_logged = trainer.state.global_step - saved["steps_since_log"]
     if hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens = saved["num_tokens"]

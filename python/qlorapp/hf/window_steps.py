@@ -49,6 +49,8 @@ class WindowSteps(Mixed):
     _windows: Windows | None = None
     #: Of each rollback, how many steps it undid. The data went on behind them.
     _undone_steps: list[int]
+    #: {step of a checkpoint that this train() wrote: the losses of its steps until the last log entry before}
+    _loss_until_log: dict[int, float]
     _filters = False
     #: Logs show the entropy and the accuracy of predictions.
     _counts_tokens = False
