@@ -54,6 +54,7 @@ assert _C.torch_version == _TORCH_VERSION
 
 from . import _logging, nn, optim  # noqa: E402, F401  (logging first, to receive the others' lines)
 from ._C import Accumulator, CausalLM, FormatError, QuantizedTensor, Quantizer, load_model, quantize_checkpoint  # noqa: E402
+from .exporting import export  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
 from .memory import MemoryPlan, find_max_batch_size, plan  # noqa: E402
@@ -120,6 +121,7 @@ __all__ = [
     "Trainer",
     "TrainingArguments",
     "__version__",
+    "export",
     "find_max_batch_size",
     "get_mixed_precision_dtype",
     "get_peft_config",

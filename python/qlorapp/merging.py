@@ -33,10 +33,6 @@ def merge(
 
     @raises ValueError if output is not empty or base is not available; FormatError that names file and tensor. Then it leaves no files.
     """
-    if quantization_config is not None and not quantization_config.load_in_4bit:
-        raise ValueError("[merge] quantization_config must have load_in_4bit=True. Leave it out for base='original'.")
-    if quantization_config is not None and base != "dequantized":
-        raise ValueError("[merge] quantization_config needs base='dequantized': original weights are not quantized.")
     _C.merge(
         os.fspath(folder_of(model)),
         os.fspath(folder_of(adapter, wanted="adapter")),
@@ -44,6 +40,6 @@ def merge(
         base=base,
         dtype=None if dtype is None else as_dtype(dtype, "dtype"),
         max_shard_size=_C.parse_bytes("max_shard_size", max_shard_size) if isinstance(max_shard_size, str) else max_shard_size,
-        **quantizer_options.of(quantization_config),
+        **quantizer_options.of_merge(quantization_config, base),
         progress=cast(Any, progress),  # the binding's signature says SupportsInt, a caller's int
     )

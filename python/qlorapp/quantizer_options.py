@@ -16,3 +16,12 @@ def of(config: Any) -> dict[str, Any]:
         "double_quant": config.bnb_4bit_use_double_quant,
         "skip_modules": config.llm_int8_skip_modules or [],
     }
+
+
+def of_merge(config: Any, base: str | None) -> dict[str, Any]:
+    """The same for a merge, whose base must need them. @raises ValueError."""
+    if config is not None and not config.load_in_4bit:
+        raise ValueError("[merge] quantization_config must have load_in_4bit=True. Leave it out for base='original'.")
+    if config is not None and base != "dequantized":
+        raise ValueError("[merge] quantization_config needs base='dequantized': original weights are not quantized.")
+    return of(config)

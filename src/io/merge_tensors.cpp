@@ -209,6 +209,12 @@ MergedTensors merged_tensors(const format::TensorFiles& base, const BaseConfig& 
   return result;
 }
 
+MergedTensors base_tensors(const format::TensorFiles& base, const BaseConfig& config, std::optional<format::Dtype> dtype) {
+  MergedTensors result;
+  result.tensors = stored_tensors(base, config, dtype);  // sorted, as the files' tensors are
+  return result;
+}
+
 int64_t MergedTensor::numel() const {
   int64_t count = 1;
   for (const int64_t extent : shape) count *= extent;

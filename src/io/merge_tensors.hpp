@@ -52,6 +52,10 @@ using SameValues = std::function<bool(const format::TensorLocation& a, const for
 [[nodiscard]] MergedTensors merged_tensors(const format::TensorFiles& base, const BaseConfig& config, const AdapterFile& adapter,
                                            const AdapterTensors& parts, std::optional<format::Dtype> dtype, const SameValues& same);
 
+/// The same of a base alone.
+[[nodiscard]] MergedTensors base_tensors(const format::TensorFiles& base, const BaseConfig& config,
+                                         std::optional<format::Dtype> dtype);
+
 /// F16, BF16, F32 or F64.
 [[nodiscard]] bool is_wide_float(format::Dtype dtype);
 

@@ -199,6 +199,8 @@ std::string joined_parts(std::span<const std::string> parts) {
   return out;
 }
 
+const std::string& ChatTemplate::jinja() const { return parts_->source; }
+
 std::optional<std::string> ChatTemplate::end_of_turn() const { return end_of_answer(*parts_); }
 
 RenderedChat ChatTemplate::render(std::span<const Message> messages, const ChatOptions& options) const {

@@ -64,6 +64,23 @@ struct RefusedKey {
   std::string_view reason;
 };
 
+/// How llama.cpp computes a family (src/models there), and so how its files hold it.
+struct GgufRow {
+  std::string_view architecture = "";  ///< Empty: it does not.
+  /// Pairs that turn are neighbors there; where they are halves of a head here, rows of queries and keys change places.
+  bool turns_neighbors = false;
+  bool splits_gate_up = false;  ///< A layer that holds gate and up is stored as two.
+  bool has_windows = false;     ///< Those of some layers, by a period.
+  int64_t windowed_depth = 0;   ///< Above 0: only in models of so many layers.
+  int64_t no_rope_step =
+      0;  ///< Above 0: each so many-th layer turns nothing. Else all turn, or where there are windows those alone.
+  bool has_multipliers = false;
+  std::string_view mlp_norm = "ffn_norm";  ///< The norm before the MLP.
+  int64_t wide_scale_depth =
+      0;  ///< Models of so many layers scale scores by 1 / sqrt(hidden_size / heads), others by 1 / sqrt(head_dim).
+  std::span<const Group> biases = {};  ///< Groups of linear layers that may have them.
+};
+
 /// PEFT's choice for most families.
 inline constexpr auto kUsualTargets = std::to_array<std::string_view>({"q_proj", "v_proj"});
 
@@ -91,6 +108,7 @@ struct Family {
       {};  ///< Change training in transformers, and are left out here with a word in the log.
   std::span<const std::string_view> lora_targets = kUsualTargets;  ///< Where a LoraConfig names none.
   std::string_view width_key = "intermediate_size";                ///< The key that says the width of the MLP.
+  GgufRow gguf = {};
 };
 
 /// Whether the family computes a key that others refuse.

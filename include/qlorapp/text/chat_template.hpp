@@ -95,6 +95,9 @@ class ChatTemplate {
   /// Whether it looks at this key of a message.
   [[nodiscard]] bool reads_key(std::string_view key) const;
 
+  /// Its Jinja.
+  [[nodiscard]] const std::string& jinja() const;
+
   /// The token that ends an assistant's turn: `<|eot_id|>`, `<|im_end|>`, `</s>` …; nullopt if the template writes none.
   [[nodiscard]] std::optional<std::string> end_of_turn() const;
 

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A tokenizer as a GGUF file holds it. Torch-free.
+///
+/// llama.cpp has its splits of text by name, so a tokenizer.json must have one of those; byte-level BPE has its merges as pairs, BPE of
+/// characters a score for each token, by which its merges are found. Sources: llama.cpp's llama-vocab.cpp and conversion/base.py.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "qlorapp/text/tokenizer.hpp"
+
+namespace qlorapp {
+
+struct GgufVocabulary {
+  std::string model;                ///< tokenizer.ggml.model: "gpt2" (byte-level) or "llama" (characters).
+  std::string pre;                  ///< tokenizer.ggml.pre: the split of text.
+  std::vector<std::string> tokens;  ///< As many as the embedding has rows.
+  std::vector<float> scores;        ///< Of "llama", else empty.
+  std::vector<int32_t> types;       ///< 1 normal, 2 unknown, 3 control, 4 added, 5 unused, 6 a byte.
+  std::vector<std::string> merges;  ///< Of "gpt2", else empty.
+  bool adds_bos = false, adds_eos = false;
+  bool adds_space = false;  ///< In front of a text. Of "llama".
+  std::optional<TokenId> bos, eos, pad, unknown;
+  std::vector<TokenId> other_ends;  ///< Beside eos, any of them ends an answer.
+};
+
+/// @param folder  with tokenizer.json.  @param model_folder  with config.json and generation_config.json.
+/// @param rows    of the embedding. Those without a token get a name that no text has.
+/// @throws FormatError as Tokenizer::from_folder; for what llama.cpp has no name for, naming component and rule.
+[[nodiscard]] GgufVocabulary gguf_vocabulary(const std::string& folder, const std::string& model_folder, int64_t rows);
+
+}  // namespace qlorapp
