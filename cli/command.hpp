@@ -30,7 +30,7 @@ int train(const Arguments& arguments);
 int plan(const Arguments& arguments);
 int quantize(const Arguments& arguments);
 int merge(const Arguments& arguments);
-int export_model(const Arguments& arguments);
+int export_to(const Arguments& arguments);
 int eval(const Arguments& arguments);
 int generate(const Arguments& arguments);
 int inspect(const Arguments& arguments);

@@ -10,29 +10,36 @@
 #include "progress.hpp"
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/memory/measured_memory.hpp"
-#include "qlorapp/text/chat_template.hpp"
 
 namespace qlorapp::cli {
 
-int export_model(const Arguments& arguments) {
+int export_to(const Arguments& arguments) {
   ModelOptions model;
-  std::string adapter, gguf, base, chat_template;
-  GgufOptions options;
-  CommandLine line("export", "--model DIR [--adapter DIR] --gguf FILE",
-                   "Writes a model, or a model with its adapter merged, for llama.cpp, Ollama and LM Studio.\nHolds one weight in "
-                   "memory at a time.");
+  std::string adapter, base;
+  ExportOptions options;
+  CommandLine line(
+      "export", "--model DIR [--adapter DIR] --gguf FILE | --gguf_adapter FILE | --ollama DIR | --merged DIR",
+      "Writes a model, a model with its adapter merged, or an adapter for other programs.\nHolds one weight in memory at a "
+      "time.");
   model.add_to(line);
   line.option("adapter", adapter, "PEFT adapter folder");
-  line.option("gguf", gguf, "file to write", true);
-  line.option("type", options.type, message("one of {}", joined(gguf_types())));
+  line.option("gguf", options.gguf, "file to write for llama.cpp, Ollama and LM Studio: the model, with the adapter merged");
+  line.option("gguf_adapter", options.gguf_adapter, "file to write: the adapter alone, for llama.cpp's --lora");
+  line.option("ollama", options.ollama, "new or empty folder: a GGUF file, and a Modelfile with template and stop tokens");
+  line.option("ollama_base", options.ollama_base,
+              "with --ollama: model of Ollama, or GGUF file, over which the adapter alone is to run");
+  line.option("merged", options.merged, "new or empty folder: a checkpoint as `qlorapp merge` writes it");
+  line.option("type", options.type,
+              message("of a model's weights one of {}, by default Q4_K_M; of an adapter F32, the default, F16 or BF16",
+                      joined(gguf_types())));
   line.option("base", base,
               "weights to merge into: original (the checkpoint's own; the default if it has them) or dequantized (those that "
               "training used: quantized by quant_type, double_quant and block_size, and back)");
-  line.option("chat_template", chat_template, "template in the file: a name or a .jinja file; default: that of adapter or model");
+  line.option("chat_template", options.chat_template,
+              "with --gguf and --ollama: a name or a .jinja file; default: the template of adapter or model");
   line.parse(arguments);
   if (!base.empty()) options.merge.base = parse_merge_base(base);
   options.merge.quantization = model.quantization();
-  if (!chat_template.empty()) options.chat_template = ChatTemplate::source(chat_template);
   QLORAPP_CHECK_VALUE(!line.given("device"), "[export] --device has no use here: weights are converted by the CPU. Leave it out.");
   for (const char* name : {"quant_type", "double_quant", "block_size"}) {
     QLORAPP_CHECK_VALUE(options.merge.base == MergeBase::kDequantized || !line.given(name),
@@ -43,13 +50,15 @@ int export_model(const Arguments& arguments) {
   if (!adapter.empty()) check_adapter_folder("adapter", adapter);
   ProgressBar bar("exporting");
   options.merge.progress = [&](int64_t done, int64_t total) { bar.update(done, total); };
+  std::string written;
   Bytes peak;
   {
     const MeasuredMemory memory;
-    export_gguf(model.model, adapter, gguf, options);
+    written = export_model(model.model, adapter, options);
     peak = {memory.peak()};
   }
-  bar.line(message("{} written in {}", gguf, options.type));
+  bar.line(message("{} written{}", written,
+                   options.ollama.empty() ? "" : message("; next: cd {} && ollama create NAME -f Modelfile", written)));
   std::printf("peak memory of tensors: %s\n", to_string(peak).c_str());
   return 0;
 }

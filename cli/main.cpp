@@ -34,7 +34,7 @@ constexpr Command kCommands[] = {
     {"plan", "estimate memory and time of a run without loading the model", qlorapp::cli::plan},
     {"quantize", "write a bitsandbytes 4-bit checkpoint", qlorapp::cli::quantize},
     {"merge", "write base and adapter as one 16-bit checkpoint", qlorapp::cli::merge},
-    {"export", "write one GGUF file for llama.cpp, Ollama and LM Studio", qlorapp::cli::export_model},
+    {"export", "write a model or adapter for llama.cpp, Ollama and LM Studio", qlorapp::cli::export_to},
     {"inspect", "verify a checkpoint, adapter or model folder", qlorapp::cli::inspect},
     {"verify-resume", "show that resumed runs equal the run that was not interrupted", qlorapp::cli::verify_resume},
 };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""export(): writes a model, or a model with its adapter, for other programs."""
+"""export(): writes a model, a model with its adapter, or an adapter for other programs."""
 
 import os
 from collections.abc import Callable
@@ -12,29 +12,42 @@ from .hub import folder_of
 def export(
     model: str | os.PathLike[str],
     *,
-    gguf: str | os.PathLike[str],
     adapter: str | os.PathLike[str] | None = None,
-    type: str = "Q4_K_M",
+    gguf: str | os.PathLike[str] = "",
+    gguf_adapter: str | os.PathLike[str] = "",
+    ollama: str | os.PathLike[str] = "",
+    ollama_base: str = "",
+    merged: str | os.PathLike[str] = "",
+    type: str = "",
+    chat_template: str = "",
     base: str | None = None,
     quantization_config: Any = None,
-    chat_template: str = "",
     progress: Callable[[int, int], None] | None = None,
-) -> None:
-    """Writes one GGUF file, with tokenizer and chat template, for llama.cpp, Ollama and LM Studio. Holds one weight in memory at a time.
+) -> str:
+    """Writes one target, whole or not at all, and returns its path. Holds one weight in memory at a time.
 
-    model, adapter: folders or hub names. gguf: the file. type: F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q4_K_M or Q4_0.
+    model, adapter: folders or hub names.
+    gguf: a file for llama.cpp, Ollama and LM Studio, with tokenizer and chat template: the model, with the adapter merged.
+    gguf_adapter: a file: the adapter alone, for llama.cpp's --lora over a GGUF file of its base.
+    ollama: a new folder with a GGUF file and a Modelfile. ollama_base: the model there over which the adapter alone is to run.
+    merged: a new folder, as merge() writes it.
+    type: of a model's weights F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q4_K_M (default) or Q4_0; of an adapter F32 (default), F16 or BF16.
+    chat_template: a name or a .jinja file; default: the adapter's, or the model's.
     base, quantization_config: of the merge, as merge() has them.
-    chat_template: Jinja; default: the adapter's, or the model's.
 
-    @raises FormatError for what llama.cpp does not compute, by family, key and value; as merge(). Then no file is left.
+    @raises ValueError for no target, or two; FormatError for what the target does not compute or hold, by key or tensor; as merge().
     """
-    _C.export_gguf(
+    return _C.export_model(
         os.fspath(folder_of(model)),
-        os.fspath(gguf),
-        adapter="" if adapter is None else os.fspath(folder_of(adapter, wanted="adapter")),
+        "" if adapter is None else os.fspath(folder_of(adapter, wanted="adapter")),
+        gguf=os.fspath(gguf),
+        gguf_adapter=os.fspath(gguf_adapter),
+        ollama=os.fspath(ollama),
+        ollama_base=ollama_base,
+        merged=os.fspath(merged),
         type=type,
-        base=base,
         chat_template=chat_template,
+        base=base,
         **quantizer_options.of_merge(quantization_config, base),
         progress=cast(Any, progress),  # the binding's signature says SupportsInt, a caller's int
     )

@@ -18,8 +18,8 @@
 #include "qlorapp/data/collate.hpp"
 #include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/io/adapter.hpp"
-#include "qlorapp/io/load_model.hpp"
 #include "qlorapp/io/export.hpp"
+#include "qlorapp/io/load_model.hpp"
 #include "qlorapp/io/merge.hpp"
 #include "qlorapp/io/save_model.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
@@ -71,18 +71,18 @@ void merge(const std::string& model, const std::string& adapter, const std::stri
   merge_adapter(model, adapter, output, options);
 }
 
-void write_gguf(const std::string& model, const std::string& file, const std::string& adapter, const std::string& type,
-                const std::optional<std::string>& base, const std::string& chat_template, const std::string& quant_type,
-                int64_t block_size, bool double_quant, int64_t nested_block_size, const std::string& compat,
-                std::vector<std::string> skip_modules, const std::optional<Progress>& progress) {
-  GgufOptions options;
-  options.type = type;
-  options.chat_template = chat_template;
+std::string write_export(const std::string& model, const std::string& adapter, const std::string& gguf,
+                         const std::string& gguf_adapter, const std::string& ollama, const std::string& ollama_base,
+                         const std::string& merged, const std::string& type, const std::string& chat_template,
+                         const std::optional<std::string>& base, const std::string& quant_type, int64_t block_size,
+                         bool double_quant, int64_t nested_block_size, const std::string& compat,
+                         std::vector<std::string> skip_modules, const std::optional<Progress>& progress) {
+  ExportOptions options{gguf, gguf_adapter, ollama, ollama_base, merged, type, chat_template, {}};
   if (base) options.merge.base = parse_merge_base(*base);
   options.merge.quantization = quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat);
   options.merge.skip_modules = std::move(skip_modules);
   if (progress) options.merge.progress = *progress;
-  export_gguf(model, adapter, file, options);
+  return export_model(model, adapter, options);
 }
 
 void save(const CausalLM& model, const std::string& source, const std::string& output, const std::string& storage,
@@ -315,11 +315,12 @@ void bind_model(py::module_& m) {
         py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{},
         py::arg("max_shard_size") = int64_t{5'000'000'000}, py::arg("progress") = std::nullopt, NoGil(),
         "Writes base and adapter as one dense Hugging Face folder; include/qlorapp/io/merge.hpp.");
-  m.def("export_gguf", &write_gguf, py::arg("model"), py::arg("file"), py::kw_only(), py::arg("adapter") = "",
-        py::arg("type") = "Q4_K_M", py::arg("base") = std::nullopt, py::arg("chat_template") = "", py::arg("quant_type") = "nf4",
+  m.def("export_model", &write_export, py::arg("model"), py::arg("adapter"), py::kw_only(), py::arg("gguf") = "",
+        py::arg("gguf_adapter") = "", py::arg("ollama") = "", py::arg("ollama_base") = "", py::arg("merged") = "",
+        py::arg("type") = "", py::arg("chat_template") = "", py::arg("base") = std::nullopt, py::arg("quant_type") = "nf4",
         py::arg("block_size") = 64, py::arg("double_quant") = true, py::arg("nested_block_size") = 256, py::arg("compat") = "none",
         py::arg("skip_modules") = std::vector<std::string>{}, py::arg("progress") = std::nullopt, NoGil(),
-        "Writes a GGUF file; include/qlorapp/io/export.hpp.");
+        "Writes a model or adapter for other programs; include/qlorapp/io/export.hpp.");
 }
 
 }  // namespace qlorapp::python

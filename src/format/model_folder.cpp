@@ -161,8 +161,7 @@ ModelFolder open_model_folder(const std::string& folder) {
 }
 
 ModelConfig settled_config(const std::string& folder) {
-  const auto has = [&](const char* name) { return files::exists(files::path_in(folder, name)); };
-  if (!has("model.safetensors") && !has("model.safetensors.index.json")) return load_model_config(folder);
+  if (!TensorFiles::are_in(folder)) return load_model_config(folder);
   return open_model_folder(folder).config;
 }
 

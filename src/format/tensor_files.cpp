@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "core/nearest_name.hpp"
+#include "files/folder.hpp"
 #include "json/json_fields.hpp"
 
 namespace qlorapp::format {
@@ -64,6 +65,10 @@ std::optional<files::FileReader> open_if_there(const std::string& folder, const 
 bool before(const TensorLocation& a, const TensorLocation& b) { return a.tensor->name < b.tensor->name; }
 
 }  // namespace
+
+bool TensorFiles::are_in(const std::string& folder) {
+  return files::exists(files::path_in(folder, kSingleFile)) || files::exists(files::path_in(folder, kIndexFile));
+}
 
 TensorFiles::TensorFiles(std::string folder) : folder_(std::move(folder)) {
   struct stat status {};

@@ -32,6 +32,8 @@ class TensorFiles {
   /// @throws FormatError, IoError: no such folder; no safetensors in it; a shard that is missing, truncated or not where it
   ///         must be; a tensor that its shard lacks; a tensor in two shards.
   explicit TensorFiles(std::string folder);
+  /// Whether a folder has some.
+  [[nodiscard]] static bool are_in(const std::string& folder);
 
   [[nodiscard]] const std::string& folder() const noexcept { return folder_; }
   [[nodiscard]] const std::vector<SafetensorsFile>& files() const noexcept { return files_; }

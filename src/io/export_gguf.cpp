@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <array>
@@ -10,16 +9,15 @@
 
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
+#include "export_targets.hpp"
 #include "files/folder.hpp"
 #include "format/ggml_blocks.hpp"
 #include "format/gguf.hpp"
 #include "gguf_model.hpp"
 #include "io/tensor_file.hpp"
 #include "merged_model.hpp"
-#include "ops/memory_tape.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/model_layout.hpp"
-#include "qlorapp/io/export.hpp"
 #include "qlorapp/io/text_files.hpp"
 #include "qlorapp/text/chat_template.hpp"
 #include "text/gguf_vocabulary.hpp"
@@ -54,9 +52,9 @@ const FileType& file_type(std::string_view name) {
 
 class Exporter {
  public:
-  Exporter(const std::string& model, const std::string& adapter, const GgufOptions& options)
+  Exporter(const std::string& model, const std::string& adapter, const ExportOptions& options)
       : config_(format::load_model_config(model)),
-        type_(file_type(options.type)),
+        type_(file_type(options.type.empty() ? "Q4_K_M" : options.type)),
         parts_(gguf_parts(config_)),
         metadata_(metadata_of(model, adapter, options)),
         merge_(options.merge),
@@ -78,7 +76,7 @@ class Exporter {
 
  private:
   [[nodiscard]] format::GgufMetadata metadata_of(const std::string& model, const std::string& adapter,
-                                                 const GgufOptions& options) const {
+                                                 const ExportOptions& options) const {
     const std::string text = !adapter.empty() && TextFiles::has_tokenizer(adapter) ? adapter : model;
     format::GgufMetadata out{{"general.architecture", std::string(config_.family->gguf.architecture)},
                              {"general.type", std::string("model")},
@@ -107,10 +105,9 @@ class Exporter {
       add_id(i == 0 ? "tokenizer.ggml.eot_token_id" : "tokenizer.ggml.eom_token_id", vocabulary.other_ends[i]);
     out.emplace_back("tokenizer.ggml.add_bos_token", vocabulary.adds_bos);
     out.emplace_back("tokenizer.ggml.add_eos_token", vocabulary.adds_eos);
-    std::string jinja = options.chat_template;
-    if (jinja.empty()) {
-      if (const auto own = ChatTemplate::from_folder(text)) jinja = own->jinja();
-    }
+    std::string jinja;
+    if (!options.chat_template.empty()) jinja = ChatTemplate::source(options.chat_template);
+    else if (const auto own = ChatTemplate::from_folder(text)) jinja = own->jinja();
     if (!jinja.empty()) out.emplace_back("tokenizer.chat_template", std::move(jinja));
     return out;
   }
@@ -138,12 +135,7 @@ class Exporter {
     const MergedTensor* const stored = model_.find(part.parameter);
     QLORAPP_CHECK_FORMAT(stored != nullptr, "[export] {} must hold '{}', as its config.json says. Use the whole checkpoint.",
                          model_.files().folder(), part.parameter);
-    at::Tensor values = model_.values(*stored);
-    if (part.first_row > 0 || values.size(0) != part.shape[0]) values = values.narrow(0, part.first_row, part.shape[0]);
-    if (part.heads > 0) {
-      const int64_t half = part.shape[0] / part.heads / 2;
-      values = values.reshape({part.heads, 2, half, -1}).transpose(1, 2).reshape(part.shape);
-    }
+    at::Tensor values = rows_of(part, model_.values(*stored));
     if (part.adds_one) values = values.to(at::kFloat).add_(1.0);
     if (part.factor != 1) values = values.to(at::kFloat).mul(part.factor);
     return values.contiguous();
@@ -203,9 +195,7 @@ std::span<const std::string_view> gguf_types() {
   return names;
 }
 
-void export_gguf(const std::string& model, const std::string& adapter, const std::string& file, const GgufOptions& options) {
-  const at::NoGradGuard no_grad;
-  ops::mark_phase(ops::MemoryPhase::kMerge);
+void export_gguf(const std::string& model, const std::string& adapter, const std::string& file, const ExportOptions& options) {
   Exporter(model, adapter, options).write(file);
 }
 

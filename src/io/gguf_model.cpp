@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include <ATen/ATen.h>
+
 #include "core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/model_layout.hpp"
@@ -75,6 +77,7 @@ void add_linear(const ModelConfig& config, const format::Parameter& parameter, c
     refuse(config, message("has no bias for {}", row.path));
   GgufPart part{message("blk.{}.{}.{}", parameter.layer, name_of(row.group, index, count), suffix), parameter.name(),
                 parameter.shape};
+  part.parameter_rows = parameter.shape[0];
   part.role = parameter.role;
   part.layer = parameter.layer;
   const bool turns = row.group == Group::kQkv && index < 2;
@@ -239,6 +242,14 @@ void add_rope_keys(const ModelConfig& config, Keys& keys) {
 
 }  // namespace
 
+at::Tensor rows_of(const GgufPart& part, const at::Tensor& values) {
+  at::Tensor rows = values;
+  if (part.first_row > 0 || rows.size(0) != part.shape[0]) rows = rows.narrow(0, part.first_row, part.shape[0]);
+  if (part.heads == 0) return rows;
+  const int64_t half = part.shape[0] / part.heads / 2;
+  return rows.reshape({part.heads, 2, half, -1}).transpose(1, 2).reshape(rows.sizes());
+}
+
 std::vector<GgufPart> gguf_parts(const ModelConfig& config) {
   const Family& family = *config.family;
   if (family.gguf.architecture.empty()) refuse(config, "does not compute this family");
@@ -246,6 +257,7 @@ std::vector<GgufPart> gguf_parts(const ModelConfig& config) {
   const bool one_plus = family.norm_rule == format::NormRule::kOnePlus;
   for (const format::Parameter& parameter : format::parameters(config)) {
     GgufPart part{"", parameter.name(), parameter.shape};
+    part.parameter_rows = parameter.shape[0];
     part.role = parameter.role;
     part.layer = parameter.layer;
     switch (parameter.role) {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include "format/gguf.hpp"
 #include "qlorapp/format/model_config.hpp"
 
@@ -18,6 +20,7 @@ struct GgufPart {
   std::string name;
   std::string parameter;  ///< Its name in memory; empty: `values` are the tensor.
   std::vector<int64_t> shape;
+  int64_t parameter_rows = 0;
   int64_t first_row = 0;  ///< Of the parameter, of which it has shape[0] rows.
   int64_t heads = 0;      ///< Above 0: the halves of each head's rows become neighbors.
   bool adds_one = false;  ///< The norm multiplies by 1 + w.
@@ -26,6 +29,9 @@ struct GgufPart {
   int64_t layer = -1;
   std::vector<float> values = {};
 };
+
+/// The rows of a part, in its order. @param values  (rows of the parameter, any), such as the weight or a low-rank factor of it.
+[[nodiscard]] at::Tensor rows_of(const GgufPart& part, const at::Tensor& values);
 
 /// @throws UnsupportedModel for what llama.cpp does not compute as this model does, naming key and value.
 [[nodiscard]] std::vector<GgufPart> gguf_parts(const format::ModelConfig& config);

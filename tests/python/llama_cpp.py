@@ -14,10 +14,12 @@ import xllamacpp
 SECONDS = 60  # for an answer
 
 
-def serve(file, context):
+def serve(file, context, adapter):
     """Until standard input ends. Prints the address."""
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel, params.verbosity = file, context, 1, 0
+    if adapter:
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(adapter, 1.0)]
     params.warmup = params.fit_params = False
     params.use_jinja = True
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
@@ -31,8 +33,8 @@ def serve(file, context):
 class LlamaCpp:
     """A file, computed on one thread in float32, in a process of its own: what llama.cpp makes of a bad file ends that one."""
 
-    def __init__(self, file, context=256):
-        command = [sys.executable, __file__, str(file), str(context)]
+    def __init__(self, file, context=256, adapter=""):
+        command = [sys.executable, __file__, str(file), str(context), str(adapter)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -86,4 +88,4 @@ def quantized(values, kind):
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3])
