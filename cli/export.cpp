@@ -18,7 +18,9 @@ int export_to(const Arguments& arguments) {
   std::string adapter, base;
   ExportOptions options;
   CommandLine line(
-      "export", "--model DIR [--adapter DIR] --gguf FILE | --gguf_adapter FILE | --ollama DIR | --merged DIR",
+      "export",
+      "--model DIR [--adapter DIR] --gguf FILE | --gguf_adapter FILE | --ollama DIR | --merged DIR | --adapter_for NAME --output "
+      "DIR",
       "Writes a model, a model with its adapter merged, or an adapter for other programs.\nHolds one weight in memory at a "
       "time.");
   model.add_to(line);
@@ -29,6 +31,9 @@ int export_to(const Arguments& arguments) {
   line.option("ollama_base", options.ollama_base,
               "with --ollama: model of Ollama, or GGUF file, over which the adapter alone is to run");
   line.option("merged", options.merged, "new or empty folder: a checkpoint as `qlorapp merge` writes it");
+  line.option("adapter_for", options.adapter_for,
+              "peft, transformers, vllm, sglang or llama.cpp: the adapter alone as it reads it, written to --output");
+  line.option("output", options.output, "with --adapter_for: new or empty folder; for llama.cpp a file");
   line.option("type", options.type,
               message("of a model's weights one of {}, by default Q4_K_M; of an adapter F32, the default, F16 or BF16",
                       joined(gguf_types())));

@@ -18,6 +18,8 @@ def export(
     ollama: str | os.PathLike[str] = "",
     ollama_base: str = "",
     merged: str | os.PathLike[str] = "",
+    adapter_for: str = "",
+    output: str | os.PathLike[str] = "",
     type: str = "",
     chat_template: str = "",
     base: str | None = None,
@@ -31,6 +33,8 @@ def export(
     gguf_adapter: a file: the adapter alone, for llama.cpp's --lora over a GGUF file of its base.
     ollama: a new folder with a GGUF file and a Modelfile. ollama_base: the model there over which the adapter alone is to run.
     merged: a new folder, as merge() writes it.
+    adapter_for: "peft", "transformers", "vllm", "sglang" or "llama.cpp"; output: a new folder with the adapter as it reads it; for llama.cpp
+    a file.
     type: of a model's weights F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q4_K_M (default) or Q4_0; of an adapter F32 (default), F16 or BF16.
     chat_template: a name or a .jinja file; default: the adapter's, or the model's.
     base, quantization_config: of the merge, as merge() has them.
@@ -45,6 +49,8 @@ def export(
         ollama=os.fspath(ollama),
         ollama_base=ollama_base,
         merged=os.fspath(merged),
+        adapter_for=adapter_for,
+        output=os.fspath(output),
         type=type,
         chat_template=chat_template,
         base=base,

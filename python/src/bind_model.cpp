@@ -73,11 +73,12 @@ void merge(const std::string& model, const std::string& adapter, const std::stri
 
 std::string write_export(const std::string& model, const std::string& adapter, const std::string& gguf,
                          const std::string& gguf_adapter, const std::string& ollama, const std::string& ollama_base,
-                         const std::string& merged, const std::string& type, const std::string& chat_template,
-                         const std::optional<std::string>& base, const std::string& quant_type, int64_t block_size,
-                         bool double_quant, int64_t nested_block_size, const std::string& compat,
-                         std::vector<std::string> skip_modules, const std::optional<Progress>& progress) {
-  ExportOptions options{gguf, gguf_adapter, ollama, ollama_base, merged, type, chat_template, {}};
+                         const std::string& merged, const std::string& adapter_for, const std::string& output,
+                         const std::string& type, const std::string& chat_template, const std::optional<std::string>& base,
+                         const std::string& quant_type, int64_t block_size, bool double_quant, int64_t nested_block_size,
+                         const std::string& compat, std::vector<std::string> skip_modules,
+                         const std::optional<Progress>& progress) {
+  ExportOptions options{gguf, gguf_adapter, ollama, ollama_base, merged, adapter_for, output, type, chat_template, {}};
   if (base) options.merge.base = parse_merge_base(*base);
   options.merge.quantization = quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat);
   options.merge.skip_modules = std::move(skip_modules);
@@ -317,9 +318,10 @@ void bind_model(py::module_& m) {
         "Writes base and adapter as one dense Hugging Face folder; include/qlorapp/io/merge.hpp.");
   m.def("export_model", &write_export, py::arg("model"), py::arg("adapter"), py::kw_only(), py::arg("gguf") = "",
         py::arg("gguf_adapter") = "", py::arg("ollama") = "", py::arg("ollama_base") = "", py::arg("merged") = "",
-        py::arg("type") = "", py::arg("chat_template") = "", py::arg("base") = std::nullopt, py::arg("quant_type") = "nf4",
-        py::arg("block_size") = 64, py::arg("double_quant") = true, py::arg("nested_block_size") = 256, py::arg("compat") = "none",
-        py::arg("skip_modules") = std::vector<std::string>{}, py::arg("progress") = std::nullopt, NoGil(),
+        py::arg("adapter_for") = "", py::arg("output") = "", py::arg("type") = "", py::arg("chat_template") = "",
+        py::arg("base") = std::nullopt, py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
+        py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{},
+        py::arg("progress") = std::nullopt, NoGil(),
         "Writes a model or adapter for other programs; include/qlorapp/io/export.hpp.");
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "adapter_file.hpp"
+#include "adapter_modules.hpp"
 #include "adapter_tensors.hpp"
 #include "core/check.hpp"
 #include "export_targets.hpp"
@@ -15,7 +15,6 @@
 #include "format/gguf.hpp"
 #include "format/model_folder.hpp"
 #include "gguf_model.hpp"
-#include "io/stored_names.hpp"
 #include "io/tensor_file.hpp"
 #include "qlorapp/format/model_layout.hpp"
 
@@ -29,8 +28,7 @@ constexpr std::string_view kMergedInstead = "Export the merged model (--gguf), w
 /// One of the two factors of a part.
 struct Factor {
   const GgufPart* part;
-  std::string module;
-  const AdaptedModule* lora;
+  const AdapterModules::Found* found;
   bool is_b;
 };
 
@@ -41,24 +39,13 @@ class AdapterExporter {
         parts_(gguf_parts(config_)),
         adapter_(open_adapter(adapter, format::AdapterUse::kMerge)),
         modules_(adapter_tensors(adapter_)),
+        places_(adapter_modules(config_, adapter_, modules_)),
         type_(type_of(type)) {
     check_adapter(model, adapter);
-    std::vector<std::string> names;
-    for (const auto& [name, module] : modules_.modules) names.push_back(name + ".weight");
-    const StoredNames stored(names);
-    std::set<std::string> found;
     for (const GgufPart& part : parts_) {
-      const std::string* const name = part.parameter.empty() ? nullptr : stored.find(part.parameter);
-      if (name == nullptr) continue;
-      found.insert(*name);
-      const std::string module = name->substr(0, name->size() - kWeightSuffix.size());
-      const AdaptedModule& lora = modules_.modules.at(module);
-      check_part(part, lora);
-      for (const bool is_b : {false, true}) factors_.push_back({&part, module, &lora, is_b});
-    }
-    for (const std::string& name : names) {
-      QLORAPP_CHECK_FORMAT(found.contains(name), "[export] {}: llama.cpp has no tensor for the adapter of '{}'. {}", adapter,
-                           name.substr(0, name.size() - kWeightSuffix.size()), kMergedInstead);
+      const auto found = places_.found.find(part.parameter);
+      if (found == places_.found.end()) continue;
+      for (const bool is_b : {false, true}) factors_.push_back({&part, &found->second, is_b});
     }
   }
 
@@ -92,28 +79,25 @@ class AdapterExporter {
     return type_ == format::GgufType::kF32 ? at::kFloat : type_ == format::GgufType::kF16 ? at::kHalf : at::kBFloat16;
   }
 
-  /// Whether a saved tensor is the table beside whose adapter PEFT saves it, as the base has it.
-  [[nodiscard]] bool is_of_base(const std::string& model, const std::string& name, const format::TensorEntry& entry) const {
-    const bool beside = name.ends_with(kWeightSuffix) && modules_.modules.contains(name.substr(0, name.size() - kWeightSuffix.size()));
-    if (!beside || !format::TensorFiles::are_in(model)) return false;
-    const format::ModelFolder base = format::open_model_folder(model);
-    const format::TensorLocation* const own = base.tensors.find(name);
-    if (own == nullptr || own->tensor->shape != entry.shape) return false;
-    return at::equal(read_tensor(*own).to(at::kFloat), read_tensor(adapter_.file, entry).to(at::kFloat));
-  }
-
   /// What a server of llama.cpp's format would leave out.
   void check_adapter(const std::string& model, const std::string& folder) const {
     QLORAPP_CHECK_FORMAT(!modules_.modules.empty(), "[export] {} must hold low-rank matrices; it holds none. {}", folder,
                          kMergedInstead);
     for (const auto& [name, entry] : modules_.saved) {
-      QLORAPP_CHECK_FORMAT(is_of_base(model, name, *entry),
+      QLORAPP_CHECK_FORMAT(is_table_of_base(model, adapter_, modules_, name),
                            "[export] {}: llama.cpp's adapters hold low-rank matrices alone; it holds '{}'. {}", folder, entry->name,
                            kMergedInstead);
     }
     QLORAPP_CHECK_FORMAT(!adapter_.config.base_fingerprint,
                          "[export] {} belongs to the base that its initialization changed, which no other program has. {}", folder,
                          kMergedInstead);
+    QLORAPP_CHECK_FORMAT(places_.others.empty(), "[export] {}: llama.cpp has no tensor for the adapter of '{}'. {}", folder,
+                         joined(places_.others), kMergedInstead);
+    for (const auto& [name, place] : places_.found) {
+      QLORAPP_CHECK_FORMAT(place.parameter.role == Role::kLinear || !config_.tie_word_embeddings,
+                           "[export] {}: llama.cpp has no adapter for tables that embedding and head share, as '{}' is. {}", folder,
+                           place.lora->a->name, kMergedInstead);
+    }
     for (const auto& [name, module] : modules_.modules) {
       for (const format::TensorEntry* const other : {module.bias, module.magnitude}) {
         QLORAPP_CHECK_FORMAT(other == nullptr, "[export] {}: llama.cpp's adapters hold low-rank matrices alone; it holds '{}'. {}",
@@ -122,28 +106,13 @@ class AdapterExporter {
     }
   }
 
-  void check_part(const GgufPart& part, const AdaptedModule& lora) const {
-    const std::string& path = adapter_.file.path();
-    QLORAPP_CHECK_FORMAT(part.role == Role::kLinear || part.role == Role::kHead || part.role == Role::kEmbedding,
-                         "[export] {}: llama.cpp has no adapter for '{}'. {}", path, lora.a->name, kMergedInstead);
-    QLORAPP_CHECK_FORMAT(part.role != Role::kEmbedding || !config_.tie_word_embeddings,
-                         "[export] {}: llama.cpp has no adapter for tables that embedding and head share, as '{}' is. {}", path,
-                         lora.a->name, kMergedInstead);
-    std::vector<int64_t> expected = part.shape;
-    expected[0] = part.parameter_rows;
-    const std::vector<int64_t> found =
-        lora.embedding ? std::vector{lora.a->shape[1], lora.b->shape[0]} : std::vector{lora.b->shape[0], lora.a->shape[1]};
-    QLORAPP_CHECK_FORMAT(found == expected,
-                         "[export] {}: '{}' must be of a weight of shape {}; it is of {}. Is it the adapter of another base?", path,
-                         lora.a->name, joined(expected), joined(found));
-  }
-
   /// Rows of B in the part's order, scaled so that alpha / rank is all that is left to do. llama.cpp looks rows of A up in an embedding.
   [[nodiscard]] at::Tensor values_of(const Factor& factor) const {
-    const at::Tensor values = read_value(adapter_.file, (factor.is_b ? factor.lora->b : factor.lora->a)->name);
-    if (!factor.is_b) return factor.lora->embedding ? values.t() : values;
-    const double left = adapter_.lora.scaling_of(factor.module) * static_cast<double>(values.size(1)) / adapter_.lora.lora_alpha;
-    const at::Tensor rows = factor.lora->embedding ? values : rows_of(*factor.part, values);
+    const at::Tensor values = read_value(adapter_.file, (factor.is_b ? factor.found->lora->b : factor.found->lora->a)->name);
+    if (!factor.is_b) return factor.found->lora->embedding ? values.t() : values;
+    const double left =
+        adapter_.lora.scaling_of(factor.found->module) * static_cast<double>(values.size(1)) / adapter_.lora.lora_alpha;
+    const at::Tensor rows = factor.found->lora->embedding ? values : rows_of(*factor.part, values);
     return left == 1 ? rows : rows.mul(left);
   }
 
@@ -151,6 +120,7 @@ class AdapterExporter {
   std::vector<GgufPart> parts_;
   AdapterFile adapter_;
   AdapterTensors modules_;
+  AdapterModules places_;
   format::GgufType type_;
   std::vector<Factor> factors_;
 };

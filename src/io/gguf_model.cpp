@@ -77,7 +77,6 @@ void add_linear(const ModelConfig& config, const format::Parameter& parameter, c
     refuse(config, message("has no bias for {}", row.path));
   GgufPart part{message("blk.{}.{}.{}", parameter.layer, name_of(row.group, index, count), suffix), parameter.name(),
                 parameter.shape};
-  part.parameter_rows = parameter.shape[0];
   part.role = parameter.role;
   part.layer = parameter.layer;
   const bool turns = row.group == Group::kQkv && index < 2;
@@ -257,8 +256,7 @@ std::vector<GgufPart> gguf_parts(const ModelConfig& config) {
   const bool one_plus = family.norm_rule == format::NormRule::kOnePlus;
   for (const format::Parameter& parameter : format::parameters(config)) {
     GgufPart part{"", parameter.name(), parameter.shape};
-    part.parameter_rows = parameter.shape[0];
-    part.role = parameter.role;
+      part.role = parameter.role;
     part.layer = parameter.layer;
     switch (parameter.role) {
       case format::Role::kEmbedding:

@@ -20,7 +20,6 @@ struct GgufPart {
   std::string name;
   std::string parameter;  ///< Its name in memory; empty: `values` are the tensor.
   std::vector<int64_t> shape;
-  int64_t parameter_rows = 0;
   int64_t first_row = 0;  ///< Of the parameter, of which it has shape[0] rows.
   int64_t heads = 0;      ///< Above 0: the halves of each head's rows become neighbors.
   bool adds_one = false;  ///< The norm multiplies by 1 + w.

@@ -81,6 +81,12 @@ struct GgufRow {
   std::span<const Group> biases = {};  ///< Groups of linear layers that may have them.
 };
 
+/// How servers hold adapters of a family, where it is not as in its files.
+struct ServerRow {
+  bool vllm_splits_gate_up = false;  ///< One layer here, two there.
+  bool in_sglang = true;             ///< It has a class for the family.
+};
+
 /// PEFT's choice for most families.
 inline constexpr auto kUsualTargets = std::to_array<std::string_view>({"q_proj", "v_proj"});
 
@@ -109,6 +115,7 @@ struct Family {
   std::span<const std::string_view> lora_targets = kUsualTargets;  ///< Where a LoraConfig names none.
   std::string_view width_key = "intermediate_size";                ///< The key that says the width of the MLP.
   GgufRow gguf = {};
+  ServerRow servers = {};
 };
 
 /// Whether the family computes a key that others refuse.

@@ -17,6 +17,11 @@ struct ExportOptions {
   std::string ollama;  ///< New or empty folder for `ollama create`: a GGUF file and a Modelfile.
   std::string ollama_base;  ///< With ollama: a model there, or a GGUF file, over which the adapter alone is to run.
   std::string merged;       ///< New or empty folder: as merge_adapter() writes it.
+  /// peft, transformers, vllm, sglang or llama.cpp: the adapter alone in the form that it reads. Scales that it does not read are multiplied
+  /// into B, ranks are made equal with zeros; what it ignores or refuses is refused here, by the names of the tensors. docs/export.md has
+  /// versions and rules.
+  std::string adapter_for;
+  std::string output;  ///< With adapter_for: new or empty folder, a PEFT folder; for llama.cpp a file.
   /// Of a model's weights F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q4_K_M (the default) or Q4_0, as llama.cpp names them. Norms, biases and rope
   /// factors are in float32 in all of them. *_M stores the head, and values and down projections of half of the layers, in Q6_K, as
   /// llama.cpp does. Rows that are no whole number of 256 are stored in Q8_0, of 32 in F16. Of an adapter F32 (the default), F16 or BF16.
