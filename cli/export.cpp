@@ -18,9 +18,7 @@ int export_to(const Arguments& arguments) {
   std::string adapter, base;
   ExportOptions options;
   CommandLine line(
-      "export",
-      "--model DIR [--adapter DIR] --gguf FILE | --gguf_adapter FILE | --ollama DIR | --merged DIR | --adapter_for NAME --output "
-      "DIR",
+      "export", "--model DIR [--adapter DIR] --gguf FILE | --ollama DIR | --adapter_for NAME --output DIR",
       "Writes a model, a model with its adapter merged, or an adapter for other programs.\nHolds one weight in memory at a "
       "time.");
   model.add_to(line);
