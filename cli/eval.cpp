@@ -37,7 +37,7 @@ int eval(const Arguments& arguments) {
                       "chat_template", "max_length", "completion_only_loss", "assistant_only_loss", "per_device_eval_batch_size"});
   line.parse(arguments);
   row_options.apply_to(rows);
-  model_options.validate();
+  model_options.open();
   rows.prefer_assistant_only = !line.given("assistant_only_loss");
   QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[per_device_eval_batch_size] must be an integer >= 1; got {}.", options.batch_size);
 

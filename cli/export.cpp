@@ -48,8 +48,7 @@ int export_to(const Arguments& arguments) {
     QLORAPP_CHECK_VALUE(options.merge.base == MergeBase::kDequantized || !line.given(name),
                         "[export] --{} needs --base dequantized: original weights are not quantized in four bits.", name);
   }
-  refuse_hub_name(model.model);
-  check_model_folder(model.model);
+  model.open();
   if (!adapter.empty()) check_adapter_folder("adapter", adapter);
   ProgressBar bar("exporting");
   options.merge.progress = [&](int64_t done, int64_t total) { bar.update(done, total); };

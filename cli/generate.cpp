@@ -45,7 +45,7 @@ int generate(const Arguments& arguments) {
   line.group("Text", {"prompt", "system", "chat_template", "raw", "max_new_tokens", "min_new_tokens"});
   line.group("Sampling", {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"});
   line.parse(arguments);
-  model_options.validate();
+  model_options.open();
   for (const char* name : {"temperature", "top_k", "top_p", "min_p"}) {
     if (!line.given(name)) continue;
     if (!line.given("do_sample")) options.sampling.do_sample = true;

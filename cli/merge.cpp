@@ -45,8 +45,7 @@ int merge(const Arguments& arguments) {
     QLORAPP_CHECK_VALUE(drift || options.base == MergeBase::kDequantized || !line.given(name),
                         "[merge] --{} needs --base dequantized, or --drift: original weights are not quantized.", name);
   }
-  refuse_hub_name(model.model);
-  check_model_folder(model.model);
+  model.open();
   check_adapter_folder("adapter", adapter);
   const at::Device device = parse_device(model.device);
   ProgressBar bar("merging");

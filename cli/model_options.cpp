@@ -16,6 +16,7 @@
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/device.hpp"
+#include "qlorapp/io/gguf.hpp"
 
 namespace qlorapp::cli {
 
@@ -60,7 +61,7 @@ void check_adapter_folder(std::string_view option, const std::string& adapter) {
 }
 
 void ModelOptions::add_to(CommandLine& line) {
-  line.option("model", model, "folder of a Hugging Face checkpoint", /*required=*/true);
+  line.option("model", model, "folder of a Hugging Face checkpoint, or a GGUF file", /*required=*/true);
   line.option("quant_type", quant_type, "nf4 or fp4: how the linear layers are stored");
   line.option("double_quant", double_quant, "store the scales in eight bits too");
   line.option("block_size", block_size, "weights per scale: 32, 64 … 4096");
@@ -71,23 +72,28 @@ void ModelOptions::add_to(CommandLine& line) {
 
 void ModelOptions::add_loading_to(CommandLine& line) {
   add_to(line);
+  line.option("requantize", requantize, "nf4 or fp4: a GGUF file's weights are quantized anew; unset: they stay in its blocks");
   line.option("dtype", dtype, "compute dtype: float32, bfloat16, float16, or auto (the checkpoint's)");
   line.alias("bnb_4bit_compute_dtype", "dtype");
   line.fields(bnb);
   line.unused(unused_quantization_options());
 }
 
-void ModelOptions::validate() const {
+void ModelOptions::open() {
   bnb.validate();
   static_cast<void>(quantization());
   static_cast<void>(requested_dtype());
-}
-
-format::ModelConfig ModelOptions::config() const {
+  QLORAPP_CHECK_VALUE(requantize.empty() || requantize == "nf4" || requantize == "fp4",
+                      "[requantize] must be nf4 or fp4; got '{}'.", requantize);
+  if (!requantize.empty()) quant_type = requantize;
   refuse_hub_name(model);
   check_model_folder(model);
-  return format::settled_config(model);
+  const bool is_file = model.ends_with(".gguf");
+  QLORAPP_CHECK_VALUE(requantize.empty() || is_file, "[requantize] is for a GGUF file; --model is {}. Leave it out.", model);
+  model = model_folder(model);
 }
+
+format::ModelConfig ModelOptions::config() const { return format::settled_config(model); }
 
 void ModelOptions::add_template_to(CommandLine& line) {
   line.option("chat_template", chat_template,
@@ -124,6 +130,7 @@ ComputeDtype ModelOptions::choose_dtype(const format::ModelConfig& config) const
 
 std::string ModelOptions::storage_text(const CommandLine& line, const format::ModelConfig& config) const {
   if (config.quantization) return "four bits, as the checkpoint stores them";
+  if (!config.blocks.empty() && keeps_blocks()) return "blocks as the GGUF file stores them";
   if (!bnb.load_in_4bit) return "not quantized (--load_in_4bit false)";
   std::string text = message("{}{} double quantization", quant_type == "nf4" ? "NF4" : "FP4", double_quant ? " with" : " without");
   const format::BitsAndBytesConfig theirs;
@@ -142,6 +149,7 @@ CausalLM ModelOptions::load(at::ScalarType compute_dtype, const MemorySettings& 
   options.load_in_4bit = bnb.load_in_4bit;
   if (bnb.llm_int8_skip_modules) options.skip_modules = *bnb.llm_int8_skip_modules;
   options.quantization = quantization();
+  options.keep_blocks = keeps_blocks();
   options.embedding_on_host = memory.embedding_on_host;
   options.base_on_host = memory.base_on_host;
   options.shard_over = std::move(shard_over);

@@ -24,6 +24,7 @@ struct ModelOptions {
   std::string quant_type = "nf4";
   std::string device = "auto";
   std::string dtype = "auto";
+  std::string requantize;
   bool double_quant = true;
   int64_t block_size = 64;
   format::BitsAndBytesConfig bnb;  ///< Its options that are not above.
@@ -34,10 +35,10 @@ struct ModelOptions {
   void add_to(CommandLine& line);
   /// add_to(), and how it is loaded: dtype, load_in_4bit.
   void add_loading_to(CommandLine& line);
-  /// After parse(). @throws ValueError naming the option.
-  void validate() const;
+  /// After parse(): a GGUF file becomes the folder that stands for it. @throws ValueError naming the option; as model_folder.
+  void open();
 
-  /// @throws ValueError with the way to download it, for a name on the hub; FormatError and IoError as format::settled_config.
+  /// @throws FormatError and IoError as format::settled_config.
   [[nodiscard]] format::ModelConfig config() const;
   /// --chat_template, for commands that read conversations.
   void add_template_to(CommandLine& line);
@@ -48,6 +49,8 @@ struct ModelOptions {
   [[nodiscard]] std::optional<at::ScalarType> requested_dtype() const;
   /// The dtype that the model computes in on --device.
   [[nodiscard]] ComputeDtype choose_dtype(const format::ModelConfig& config) const;
+  /// Whether a GGUF file's blocks are the weights.
+  [[nodiscard]] bool keeps_blocks() const { return requantize.empty() && bnb.load_in_4bit; }
   /// "NF4 with double quantization, blocks of 64 …": how the linear layers are stored, and where the defaults are not BitsAndBytesConfig's.
   [[nodiscard]] std::string storage_text(const CommandLine& line, const format::ModelConfig& config) const;
   /// Loads with a progress line on a terminal.

@@ -25,6 +25,7 @@
 #include "progress.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/device.hpp"
+#include "qlorapp/io/gguf.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/known_models.hpp"
@@ -155,6 +156,7 @@ PlanOptions parse_plan(const Arguments& arguments) {
   line.group("Rows", {"batch", "seq", "packing"});
   group_training_fields(line);
   line.parse(arguments);
+  options.model = model_folder(options.model);
   options.has_hours = line.given("hours");
   options.names_given = line.given();
   if (line.given("seq")) options.names_given.emplace("max_length");
@@ -242,7 +244,7 @@ int plan_for_deadline(const PlanOptions& options, const format::ModelConfig& mod
                 {options.dataset_rows, options.avg_tokens, options.hours, options.gpus, options.effective_batch}, allowance);
   print_text(stdout, found.text);
   format::Json json = format::Json::object();
-  json["model"] = options.model;
+  json["model"] = model_path(options.model);
   json["data"] = options.data;
   json["output"] = options.output;
   format::Json assumed = format::Json::object();
@@ -297,6 +299,7 @@ Probe measure(const PlanOptions& options, const PlanSettings& settings, const Me
   load.device = parse_device(options.gpu);
   load.compute_dtype = settings.compute_dtype;
   load.load_in_4bit = settings.load_in_4bit;
+  load.keep_blocks = settings.keep_blocks;
   load.quantization = settings.quantization;
   load.embedding_on_host = settings.memory.embedding_on_host;
   load.base_on_host = settings.memory.base_on_host;
@@ -332,7 +335,8 @@ int plan(const Arguments& arguments) {
     for (const std::string& one : split(options.compare_with, ',')) contenders.push_back(parse_contender(one, options));
     // Of a card with every dtype: compare() replaces bfloat16 where one has none.
     set_precision(args, choose_compute_dtype(options.requested, model.dtype, at::kCUDA, kEveryDtype).dtype);
-    const PlanSettings settings = plan_settings(model, options.lora, args, {.load_in_4bit = options.load_in_4bit});
+    const PlanSettings settings =
+        plan_settings(model, options.lora, args, {.load_in_4bit = options.load_in_4bit, .keep_blocks = options.load_in_4bit});
     const std::string& budget = args.memory_budget;
     const bool bounded = !budget.empty() && budget != "auto";
     std::printf(
@@ -344,8 +348,9 @@ int plan(const Arguments& arguments) {
   const Place place = place_of(options, allowance);
   const ComputeDtype computed = choose_compute_dtype(options.requested, model.dtype, place.device.type, place.device.architecture);
   set_precision(args, computed.dtype);
-  PlanSettings settings = plan_settings(model, options.lora, args,
-                                        {.load_in_4bit = options.load_in_4bit, .device = place.device, .ranks = options.gpus});
+  PlanSettings settings = plan_settings(
+      model, options.lora, args,
+      {.load_in_4bit = options.load_in_4bit, .keep_blocks = options.load_in_4bit, .device = place.device, .ranks = options.gpus});
 
   if (options.has_hours || options.explained) {
     QLORAPP_CHECK_VALUE(
@@ -378,7 +383,7 @@ int plan(const Arguments& arguments) {
   if (options.measured) probe = measure(options, settings, found);
   if (!options.svg.empty()) {
     files::write_file_atomically(
-        options.svg, timeline_svg(found, timeline_title(options.model, settings, place.card),
+        options.svg, timeline_svg(found, timeline_title(model_path(options.model), settings, place.card),
                                   place.device.type == at::kCUDA ? std::optional(place.room) : std::nullopt, probe.moments));
     print_line(stdout, message("timeline written to {}", options.svg));
   }

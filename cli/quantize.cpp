@@ -22,6 +22,7 @@ int quantize(const Arguments& arguments) {
   QLORAPP_CHECK_VALUE(compat == "none" || compat == "bnb", "[compat] must be none or bnb; got '{}'.", compat);
   Quantizer::Options options = model.quantization();
   if (compat == "bnb") options.compat = Compat::kBnb;
+  model.open();
   (void)model.config();  // a folder without a model is refused before rows are read
   ProgressBar bar("quantizing");
   quantize_checkpoint(model.model, output, options, parse_dtype(compute_dtype),

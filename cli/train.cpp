@@ -131,7 +131,7 @@ Run parse_train(const Arguments& arguments) {
   options.defaults.settle(line, options.args, options.lora);
   options.args.validate();
   options.lora.validate();
-  options.model.validate();
+  options.model.open();
   check_val_size(options);
   const bool evaluates = options.args.eval_strategy != "no" || options.args.eval_on_start;
   QLORAPP_CHECK_VALUE(!evaluates || has_eval_rows,
@@ -230,6 +230,7 @@ PlanSettings settings_of_run(const TrainOptions& options, const format::ModelCon
       plan_settings(config, options.lora, options.args,
                     {.load_in_4bit = options.model.bnb.load_in_4bit,
                      .quantization = options.model.quantization(),
+                     .keep_blocks = options.model.keeps_blocks(),
                      .skip_modules = options.model.bnb.llm_int8_skip_modules.value_or(std::vector<std::string>{}),
                      .device = planned_device(device),
                      .ranks = options.shards});

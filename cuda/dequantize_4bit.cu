@@ -9,6 +9,7 @@
 
 #include "code_books.cuh"
 #include "dequantize_4bit.hpp"
+#include "dequantize_blocks.hpp"
 #include "early_launch.cuh"
 #include "element.cuh"
 #include "lora_augment.cuh"
@@ -263,6 +264,10 @@ bool prepare(const DequantizeFourBit& asked, Work& work) {
 }  // namespace
 
 cudaError_t dequantize_4bit(const DequantizeFourBit& asked, Stream stream) {
+  if (!has_code_book(asked.quant_type)) {
+    const cudaError_t error = dequantize_blocks(asked, stream);
+    return error != cudaSuccess || asked.borders.count == 0 ? error : lora_augment(asked.out, asked.type, asked.borders, stream);
+  }
   Work work{};
   const bool nested = prepare(asked, work);
   if (work.segment_count == 0)

@@ -490,7 +490,7 @@ def is_staging(folder: str) -> bool:
 
 def largest_batch(model: CausalLM, length: typing.SupportsInt, room: typing.SupportsInt, most: typing.SupportsInt, *, optimizer_is_8bit: bool, evaluates: bool) -> int: ...
 
-def load_model(folder: str, *, compute_dtype: torch.dtype, load_in_4bit: bool=True, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], device: torch.device=..., base_on_host: bool=False, shard_over: str='', of_node: bool=False, progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> CausalLM:
+def load_model(folder: str, *, compute_dtype: torch.dtype, load_in_4bit: bool=True, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], device: torch.device=..., keep_blocks: bool=True, base_on_host: bool=False, shard_over: str='', of_node: bool=False, progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> CausalLM:
     """A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp. shard_over: the name of a process group of torch.distributed; of_node: over its processes on this machine."""
 
 def log_warning_once(line: str) -> None: ...
@@ -510,6 +510,12 @@ def merge(model: str, adapter: str, output: str, *, base: str | None=None, dtype
 
 def mixed_precision(gpu: str, major: typing.SupportsInt, minor: typing.SupportsInt) -> tuple[typing.Any, ...]:
     """("bf16" or "fp16", the line that says so)"""
+
+def model_folder(path: str) -> str:
+    """include/qlorapp/io/gguf.hpp."""
+
+def model_path(folder: str) -> str:
+    """include/qlorapp/io/gguf.hpp."""
 
 def native_architectures() -> list[str]: ...
 

@@ -6,6 +6,8 @@ import os
 import pathlib
 from typing import Any
 
+from . import _C
+
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -24,7 +26,7 @@ def missing_files(folder: pathlib.Path, wanted: str) -> list[str]:
 def folder_of(
     name: str | os.PathLike[str], *, wanted: str = "model", subfolder: str | None = None, **options: Any
 ) -> pathlib.Path:
-    """The folder of a model or an adapter, by path or hub name.
+    """The folder of a model or an adapter, by path or hub name; of a GGUF file the folder that stands for it in this process.
 
     subfolder: the part of the repository with the wanted files, which is returned. options: snapshot_download's (revision, token,
     cache_dir, local_files_only).
@@ -33,6 +35,8 @@ def folder_of(
     """
     name = os.fspath(name)
     path = pathlib.Path(name).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return pathlib.Path(_C.model_folder(str(path)))
     if path.is_dir() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         return path / (subfolder or "")
     kinds = ["*.json", "*.txt", "*.jinja", "tokenizer.model", "*.safetensors"]

@@ -136,7 +136,8 @@ class Linear4bit(torch.nn.Linear):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if self.quant_state is None:
             return super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.quant_state.device == _META:  # PEFT reads its own part of a state_dict
+        in_blocks = self.quant_state.quant_type not in ("nf4", "fp4")  # of a GGUF file, for which bitsandbytes has no names
+        if self.quant_state.device == _META or in_blocks:  # PEFT reads its own part of a state_dict
             destination[prefix + "weight"] = self.quant_state.packed
             return None
         destination.update(self.quant_state.named_tensors(prefix + "weight"))

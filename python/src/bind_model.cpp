@@ -19,6 +19,7 @@
 #include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/export.hpp"
+#include "qlorapp/io/gguf.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/io/merge.hpp"
 #include "qlorapp/io/save_model.hpp"
@@ -33,9 +34,10 @@ using Progress = std::function<void(int64_t, int64_t)>;
 std::shared_ptr<CausalLM> load(const std::string& folder, at::ScalarType compute_dtype, bool load_in_4bit,
                                const std::string& quant_type, int64_t block_size, bool double_quant, int64_t nested_block_size,
                                const std::string& compat, std::vector<std::string> skip_modules, at::Device device,
-                               bool base_on_host, const std::string& shard_over, bool of_node,
+                               bool keep_blocks, bool base_on_host, const std::string& shard_over, bool of_node,
                                const std::optional<Progress>& progress) {
   LoadOptions options;
+  options.keep_blocks = keep_blocks;
   options.compute_dtype = compute_dtype;
   options.load_in_4bit = load_in_4bit;
   options.quantization = quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat);
@@ -299,11 +301,13 @@ void bind_model(py::module_& m) {
            py::arg("skip_modules") = std::nullopt, py::arg("compute_dtype") = std::nullopt, NoGil(),
            "Writes the frozen base as a Hugging Face folder; include/qlorapp/io/save_model.hpp.");
 
+  m.def("model_folder", &model_folder, py::arg("path"), "include/qlorapp/io/gguf.hpp.");
+  m.def("model_path", &model_path, py::arg("folder"), "include/qlorapp/io/gguf.hpp.");
   m.def("load_model", &load, py::arg("folder"), py::kw_only(), py::arg("compute_dtype"), py::arg("load_in_4bit") = true,
         py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
         py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{},
-        py::arg("device") = at::Device(at::kCPU), py::arg("base_on_host") = false, py::arg("shard_over") = "",
-        py::arg("of_node") = false, py::arg("progress") = std::nullopt, NoGil(),
+        py::arg("device") = at::Device(at::kCPU), py::arg("keep_blocks") = true, py::arg("base_on_host") = false,
+        py::arg("shard_over") = "", py::arg("of_node") = false, py::arg("progress") = std::nullopt, NoGil(),
         "A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp. shard_over: the name of a process group of "
         "torch.distributed; of_node: over its processes on this machine.");
   m.def("quantize_checkpoint", &quantize, py::arg("folder"), py::arg("output"), py::kw_only(),

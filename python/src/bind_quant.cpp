@@ -70,7 +70,7 @@ void bind_quant(py::module_& m) {
       .def_property_readonly("device", [](const QuantizedTensor& q) { return q.packed.device(); })
       .def_readonly("block_size", &QuantizedTensor::block_size)
       .def_readonly("nested_block_size", &QuantizedTensor::nested_block_size)
-      .def_property_readonly("quant_type", [](const QuantizedTensor& q) { return q.quant_type == QuantType::kNf4 ? "nf4" : "fp4"; })
+      .def_property_readonly("quant_type", [](const QuantizedTensor& q) { return std::string(to_string(q.quant_type)); })
       .def_property_readonly("double_quant", &QuantizedTensor::double_quantized)
       .def_property_readonly(
           "nbytes", [](const QuantizedTensor& q) { return q.nbytes().count; }, "Bytes of all tensors together.")
@@ -88,7 +88,7 @@ void bind_quant(py::module_& m) {
                   "Raises FormatError where they do not fit together.")
       .def("__repr__", [](const QuantizedTensor& q) {
         return message("QuantizedTensor(shape={}, {}, block_size={}, double_quant={}, {})", joined(q.shape),
-                       q.quant_type == QuantType::kNf4 ? "nf4" : "fp4", q.block_size, q.double_quantized() ? "True" : "False",
+                       to_string(q.quant_type), q.block_size, q.double_quantized() ? "True" : "False",
                        to_string(q.nbytes()));
       });
 

@@ -19,6 +19,9 @@ constexpr auto kBlocks = std::to_array<GgufBlock>({{GgufType::kF32, "F32", 1, 4}
                                                    {GgufType::kF16, "F16", 1, 2},
                                                    {GgufType::kBF16, "BF16", 1, 2},
                                                    {GgufType::kQ4_0, "Q4_0", 32, 18},
+                                                   {GgufType::kQ4_1, "Q4_1", 32, 20},
+                                                   {GgufType::kQ5_0, "Q5_0", 32, 22},
+                                                   {GgufType::kQ5_1, "Q5_1", 32, 24},
                                                    {GgufType::kQ8_0, "Q8_0", 32, 34},
                                                    {GgufType::kQ4_K, "Q4_K", 256, 144},
                                                    {GgufType::kQ5_K, "Q5_K", 256, 176},
@@ -121,6 +124,11 @@ std::vector<GgufTensor> checked(std::vector<GgufTensor> tensors) {
 }  // namespace
 
 const GgufBlock& block_of(GgufType type) { return *std::ranges::find(kBlocks, type, &GgufBlock::type); }
+
+const GgufBlock* find_block(uint32_t number) {
+  const auto* const found = std::ranges::find(kBlocks, static_cast<GgufType>(number), &GgufBlock::type);
+  return found == kBlocks.end() ? nullptr : found;
+}
 
 int64_t GgufTensor::nbytes() const {
   const GgufBlock& block = block_of(type);

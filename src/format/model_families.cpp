@@ -203,7 +203,7 @@ constexpr auto kFamilies = std::to_array<Family>({
                      "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "max_position_embeddings": 131072, "tie_word_embeddings": true,
                      "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6})",
      .accepted_keys = kGemma3Keys,
-     .gguf = {.architecture = "gemma3", .has_windows = true, .wide_scale_depth = 62}},
+     .gguf = {.architecture = "gemma3", .has_windows = true, .window_period = 6, .wide_scale_depth = 62}},
     // Phi-3, 3.5, 4 and 4-mini.
     {.architecture = "Phi3ForCausalLM",
      .model_type = "phi3",

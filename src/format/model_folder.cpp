@@ -12,6 +12,7 @@
 #include "core/check.hpp"
 #include "core/printable.hpp"
 #include "files/folder.hpp"
+#include "format/ggml_blocks.hpp"
 #include "format/quant_state.hpp"
 #include "json/python_json.hpp"
 #include "qlorapp/core/log.hpp"
@@ -157,6 +158,10 @@ ModelFolder open_model_folder(const std::string& folder) {
   find_other_parts(model);
   settle_tables(model);
   check_tensors(model);
+  for (const Parameter& linear : parameters(model.config, Role::kLinear)) {
+    if (const StoredBlocks* const stored = model.tensors.blocks_of(linear.name()))
+      model.config.blocks.emplace(linear.name(), *quant_type_of(stored->type));
+  }
   return model;
 }
 

@@ -43,7 +43,7 @@ void read_piece(const TensorLocation& from, int64_t offset, std::span<std::byte>
 }
 
 void check_unchanged(std::span<const TensorLocation> tensors) {
-  const SafetensorsFile* checked = nullptr;
+  const TensorSource* checked = nullptr;
   for (const TensorLocation& tensor : tensors) {
     if (tensor.file != std::exchange(checked, tensor.file)) checked->check_unchanged();
   }

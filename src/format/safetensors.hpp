@@ -26,6 +26,7 @@
 
 #include "files/atomic_file.hpp"
 #include "files/file_reader.hpp"
+#include "format/tensor_source.hpp"
 #include "qlorapp/format/dtype.hpp"
 
 namespace qlorapp::format {
@@ -42,31 +43,18 @@ struct TensorSpec {
   std::vector<int64_t> shape;
 };
 
-/// A tensor and its place in a file.
-struct TensorEntry {
-  std::string name;
-  Dtype dtype = Dtype::kF32;
-  std::vector<int64_t> shape;
-  int64_t offset = 0;  ///< Of its first byte, from the start of the file.
-  int64_t nbytes = 0;
-
-  /// Product of the shape; 1 for a scalar.
-  [[nodiscard]] int64_t numel() const;
-};
-
 /// Strings about the file; safetensors of this field have {"format": "pt"}.
 using Metadata = std::map<std::string, std::string>;
 
 /// An open file whose header was checked; tensors are read when asked for. Reading is const and thread-safe.
-class SafetensorsFile {
+class SafetensorsFile final : public TensorSource {
  public:
   /// @throws IoError, FormatError naming file, rule and tensor.
   explicit SafetensorsFile(const std::string& path);
   explicit SafetensorsFile(files::FileReader reader);
 
-  [[nodiscard]] const std::string& path() const noexcept { return reader_.path(); }
-  /// In the order of their bytes in the file.
-  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept { return tensors_; }
+  [[nodiscard]] const std::string& path() const noexcept override { return reader_.path(); }
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return tensors_; }
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
 
   /// @returns the tensor of that name, or nullptr.
@@ -74,13 +62,10 @@ class SafetensorsFile {
   /// @throws FormatError naming the file, with the nearest name it has.
   [[nodiscard]] const TensorEntry& at(std::string_view name) const;
 
-  /// Reads into.size() bytes of a tensor, from its byte `offset` on.
-  /// @throws ValueError if the range is not within the tensor; FormatError if the file has become shorter.
-  void read(const TensorEntry& tensor, int64_t offset, std::span<std::byte> into) const;
+  void read(const TensorEntry& tensor, int64_t offset, std::span<std::byte> into) const override;
   void read(std::string_view name, int64_t offset, std::span<std::byte> into) const { read(at(name), offset, into); }
 
-  /// @throws FormatError if the file is not as it was when it was opened.
-  void check_unchanged() const { reader_.check_unchanged(); }
+  void check_unchanged() const override { reader_.check_unchanged(); }
 
  private:
   files::FileReader reader_;

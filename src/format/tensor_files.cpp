@@ -11,6 +11,7 @@
 
 #include "core/nearest_name.hpp"
 #include "files/folder.hpp"
+#include "format/gguf_folders.hpp"
 #include "json/json_fields.hpp"
 
 namespace qlorapp::format {
@@ -67,7 +68,8 @@ bool before(const TensorLocation& a, const TensorLocation& b) { return a.tensor-
 }  // namespace
 
 bool TensorFiles::are_in(const std::string& folder) {
-  return files::exists(files::path_in(folder, kSingleFile)) || files::exists(files::path_in(folder, kIndexFile));
+  return !gguf_of(folder).empty() || files::exists(files::path_in(folder, kSingleFile)) ||
+         files::exists(files::path_in(folder, kIndexFile));
 }
 
 TensorFiles::TensorFiles(std::string folder) : folder_(std::move(folder)) {
@@ -77,13 +79,21 @@ TensorFiles::TensorFiles(std::string folder) : folder_(std::move(folder)) {
   }
   QLORAPP_CHECK_FORMAT(S_ISDIR(status.st_mode), "[{}] a model must be a folder; got a file. Name the folder that holds it.",
                        folder_);
-  if (auto single = open_if_there(folder_, kSingleFile)) {
-    files_.emplace_back(*std::move(single));
-    for (const TensorEntry& tensor : files_.front().tensors()) tensors_.push_back({&files_.front(), &tensor});
-    std::sort(tensors_.begin(), tensors_.end(), before);
+  if (const std::string gguf = gguf_of(folder_); !gguf.empty()) {
+    auto weights = std::make_unique<const GgufWeights>(gguf);
+    gguf_ = weights.get();
+    add_all(std::move(weights));
+  } else if (auto single = open_if_there(folder_, kSingleFile)) {
+    add_all(std::make_unique<const SafetensorsFile>(*std::move(single)));
   } else {
     open_index();
   }
+}
+
+void TensorFiles::add_all(std::unique_ptr<const TensorSource> file) {
+  for (const TensorEntry& tensor : file->tensors()) tensors_.push_back({file.get(), &tensor});
+  std::sort(tensors_.begin(), tensors_.end(), before);
+  files_.push_back(std::move(file));
 }
 
 void TensorFiles::open_index() {
@@ -108,18 +118,20 @@ void TensorFiles::open_index() {
   shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
   QLORAPP_CHECK_FORMAT(shards.size() <= kMaxShards, "[{}] a checkpoint may have at most {} shards; got {}.", where, kMaxShards,
                        shards.size());
-  files_.reserve(shards.size());
+  std::vector<const SafetensorsFile*> opened;
   for (const std::string& shard : shards) {
     auto file = open_if_there(folder_, shard);
     QLORAPP_CHECK_FORMAT(file.has_value(),
                          "[{}/{}] the shard must exist, because {} names it; it is missing. Download the checkpoint again.",
                          folder_, shard, kIndexFile);
-    files_.emplace_back(*std::move(file));
+    auto own = std::make_unique<const SafetensorsFile>(*std::move(file));
+    opened.push_back(own.get());
+    files_.push_back(std::move(own));
   }
 
   std::vector<TensorLocation> all;
-  for (const SafetensorsFile& file : files_) {
-    for (const TensorEntry& tensor : file.tensors()) all.push_back({&file, &tensor});
+  for (const auto& file : files_) {
+    for (const TensorEntry& tensor : file->tensors()) all.push_back({file.get(), &tensor});
   }
   std::sort(all.begin(), all.end(), before);
   const auto twice =
@@ -130,7 +142,7 @@ void TensorFiles::open_index() {
   }
   for (const auto& [name, shard] : map->items()) {
     const auto file = std::lower_bound(shards.begin(), shards.end(), shard.get_ref<const std::string&>()) - shards.begin();
-    const SafetensorsFile& holder = files_[static_cast<size_t>(file)];
+    const SafetensorsFile& holder = *opened[static_cast<size_t>(file)];
     const TensorEntry* tensor = holder.find(name);
     QLORAPP_CHECK_FORMAT(tensor != nullptr,
                          "[{}] the shard must hold tensor {}, because {} says so; it does not. Download the checkpoint again.",
@@ -162,6 +174,11 @@ const TensorLocation& TensorFiles::at(std::string_view name) const {
   }
   throw FormatError(
       message("[{}] the checkpoint must hold tensor {}; it does not.{}", folder_, printable(name), did_you_mean(name, known)));
+}
+
+const StoredBlocks* TensorFiles::blocks_of(std::string_view name) const {
+  const TensorLocation* const found = gguf_ == nullptr ? nullptr : find(name);
+  return found == nullptr ? nullptr : gguf_->blocks_of(*found->tensor);
 }
 
 void TensorFiles::rename(const std::function<std::string(const std::string&)>& name_of) {

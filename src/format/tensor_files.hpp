@@ -3,7 +3,8 @@
 ///
 /// A folder holds `model.safetensors`, or `model.safetensors.index.json` whose "weight_map" says for each tensor which shard
 /// holds it. The index is a file like any other: a shard is a plain file name ([A-Za-z0-9._-]+.safetensors) in this very
-/// folder, never a way out of it. Pickled weights (.bin, .pt …) are programs, not data, and are not read at all.
+/// folder, never a way out of it. Pickled weights (.bin, .pt …) are programs, not data, and are not read at all. A folder that stands for a
+/// GGUF file (gguf_folders.hpp) has that file's tensors.
 ///
 /// Source: transformers' save_pretrained; huggingface_hub's cache layout for the one kind of link that is followed.
 #pragma once
@@ -17,12 +18,13 @@
 #include <string_view>
 #include <vector>
 
+#include "format/gguf_weights.hpp"
 #include "format/safetensors.hpp"
 
 namespace qlorapp::format {
 
 struct TensorLocation {
-  const SafetensorsFile* file = nullptr;
+  const TensorSource* file = nullptr;
   const TensorEntry* tensor = nullptr;
 };
 
@@ -36,7 +38,7 @@ class TensorFiles {
   [[nodiscard]] static bool are_in(const std::string& folder);
 
   [[nodiscard]] const std::string& folder() const noexcept { return folder_; }
-  [[nodiscard]] const std::vector<SafetensorsFile>& files() const noexcept { return files_; }
+  [[nodiscard]] const std::vector<std::unique_ptr<const TensorSource>>& files() const noexcept { return files_; }
 
   /// Sorted by name.
   [[nodiscard]] std::span<const TensorLocation> tensors() const noexcept { return tensors_; }
@@ -51,14 +53,19 @@ class TensorFiles {
   /// @throws FormatError if two tensors have one name then.
   void rename(const std::function<std::string(const std::string&)>& name_of);
 
-  /// Reads into.size() bytes of a tensor, from its byte `offset` on. @throws as SafetensorsFile::read.
+  /// The blocks that a GGUF file stores a weight in; null for every other. Their location reads them.
+  [[nodiscard]] const StoredBlocks* blocks_of(std::string_view name) const;
+
+  /// Reads into.size() bytes of a tensor, from its byte `offset` on. @throws as TensorSource::read.
   void read(std::string_view name, int64_t offset, std::span<std::byte> into) const;
 
  private:
+  void add_all(std::unique_ptr<const TensorSource> file);
   void open_index();
 
   std::string folder_;
-  std::vector<SafetensorsFile> files_;
+  std::vector<std::unique_ptr<const TensorSource>> files_;
+  const GgufWeights* gguf_ = nullptr;  ///< The one of files_, if it is that.
   std::vector<TensorLocation> tensors_;
   std::vector<std::unique_ptr<TensorEntry>> renamed_;
 };

@@ -20,6 +20,7 @@
 #include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/adapter_config.hpp"
+#include "qlorapp/io/gguf.hpp"
 #include "saved_tables.hpp"
 
 namespace qlorapp {
@@ -63,7 +64,7 @@ void write_files(const NamedTensors& tensors, const format::AdapterConfig& confi
 /// @param base  adapter_base_text(), or empty.
 void write_folder(const NamedTensors& tensors, format::AdapterConfig config, const std::string& base, const std::string& folder,
                   const std::string& base_model) {
-  config.base_model_name_or_path = base_model;
+  config.base_model_name_or_path = model_path(base_model);
   config.inference_mode = true;
   if (files::is_staging(folder)) return write_files(tensors, config, base, folder);  // committed as a whole
   files::FolderUpdate update(folder, std::string(kAdapterConfig));

@@ -76,7 +76,7 @@ std::string storage_of(const CausalLM& model) {
     for (const FrozenWeight& weight : model.decoder().projections(block.index())) {
       if (!weight.quantized.defined()) continue;
       const QuantizedTensor& four_bit = weight.quantized;
-      return text + message("; {} of {}, {} scales", four_bit.quant_type == QuantType::kNf4 ? "nf4" : "fp4", four_bit.block_size,
+      return text + message("; {} of {}, {} scales", to_string(four_bit.quant_type), four_bit.block_size,
                             four_bit.double_quantized() ? "quantized" : "float");
     }
   }

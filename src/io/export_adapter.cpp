@@ -13,8 +13,9 @@
 #include "export_targets.hpp"
 #include "files/folder.hpp"
 #include "format/gguf.hpp"
+#include "format/gguf_model.hpp"
 #include "format/model_folder.hpp"
-#include "gguf_model.hpp"
+#include "gguf_rows.hpp"
 #include "io/tensor_file.hpp"
 #include "qlorapp/format/model_layout.hpp"
 
@@ -27,7 +28,7 @@ constexpr std::string_view kMergedInstead = "Export the merged model (--gguf), w
 
 /// One of the two factors of a part.
 struct Factor {
-  const GgufPart* part;
+  const format::GgufPart* part;
   const AdapterModules::Found* found;
   bool is_b;
 };
@@ -36,13 +37,13 @@ class AdapterExporter {
  public:
   AdapterExporter(const std::string& model, const std::string& adapter, std::string_view type)
       : config_(format::settled_config(model)),
-        parts_(gguf_parts(config_)),
+        parts_(format::gguf_parts(config_)),
         adapter_(open_adapter(adapter, format::AdapterUse::kMerge)),
         modules_(adapter_tensors(adapter_)),
         places_(adapter_modules(config_, adapter_, modules_)),
         type_(type_of(type)) {
     check_adapter(model, adapter);
-    for (const GgufPart& part : parts_) {
+    for (const format::GgufPart& part : parts_) {
       const auto found = places_.found.find(part.parameter);
       if (found == places_.found.end()) continue;
       for (const bool is_b : {false, true}) factors_.push_back({&part, &found->second, is_b});
@@ -117,7 +118,7 @@ class AdapterExporter {
   }
 
   format::ModelConfig config_;
-  std::vector<GgufPart> parts_;
+  std::vector<format::GgufPart> parts_;
   AdapterFile adapter_;
   AdapterTensors modules_;
   AdapterModules places_;

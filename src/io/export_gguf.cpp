@@ -13,7 +13,8 @@
 #include "files/folder.hpp"
 #include "format/ggml_blocks.hpp"
 #include "format/gguf.hpp"
-#include "gguf_model.hpp"
+#include "format/gguf_model.hpp"
+#include "gguf_rows.hpp"
 #include "io/tensor_file.hpp"
 #include "merged_model.hpp"
 #include "qlorapp/core/log.hpp"
@@ -55,12 +56,12 @@ class Exporter {
   Exporter(const std::string& model, const std::string& adapter, const ExportOptions& options)
       : config_(format::load_model_config(model)),
         type_(file_type(options.type.empty() ? "Q4_K_M" : options.type)),
-        parts_(gguf_parts(config_)),
+        parts_(format::gguf_parts(config_)),
         metadata_(metadata_of(model, adapter, options)),
         merge_(options.merge),
         model_(model, adapter, merge_),
         progress_(options.merge.progress) {
-    for (const GgufPart& part : parts_) tensors_.push_back({part.name, part.shape, stored_type(part)});
+    for (const format::GgufPart& part : parts_) tensors_.push_back({part.name, part.shape, stored_type(part)});
   }
 
   void write(const std::string& file) {
@@ -83,7 +84,7 @@ class Exporter {
                              {"general.name", files::file_name(adapter.empty() ? model : adapter)},
                              {"general.quantization_version", uint32_t{2}},
                              {"general.file_type", type_.number}};
-    for (auto& entry : gguf_hyperparameters(config_)) out.push_back(std::move(entry));
+    for (auto& entry : format::gguf_hyperparameters(config_)) out.push_back(std::move(entry));
     GgufVocabulary vocabulary = gguf_vocabulary(text, model, config_.vocab_size);
     out.emplace_back("tokenizer.ggml.model", std::move(vocabulary.model));
     out.emplace_back("tokenizer.ggml.pre", std::move(vocabulary.pre));
@@ -113,7 +114,7 @@ class Exporter {
   }
 
   /// llama.cpp's rule for _M: the head, and values and down projections of the first and last eighth of the layers and of each third between.
-  [[nodiscard]] bool is_careful(const GgufPart& part) const {
+  [[nodiscard]] bool is_careful(const format::GgufPart& part) const {
     if (part.role == Role::kHead || (part.role == Role::kEmbedding && config_.tie_word_embeddings)) return true;
     const int64_t n = config_.num_hidden_layers, i = part.layer;
     const bool chosen = i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
@@ -121,7 +122,7 @@ class Exporter {
     return type_.name.ends_with("_M") && named && chosen;
   }
 
-  [[nodiscard]] GgufType stored_type(const GgufPart& part) const {
+  [[nodiscard]] GgufType stored_type(const format::GgufPart& part) const {
     if (part.role == Role::kNorm || part.role == Role::kBias) return GgufType::kF32;
     for (const GgufType type : {is_careful(part) ? type_.careful : type_.most, GgufType::kQ8_0}) {
       if (part.shape.back() % format::block_of(type).elements == 0) return type;
@@ -130,7 +131,7 @@ class Exporter {
   }
 
   /// The tensor of a part, (rows, columns) or (elements), contiguous.
-  [[nodiscard]] at::Tensor values_of(const GgufPart& part) const {
+  [[nodiscard]] at::Tensor values_of(const format::GgufPart& part) const {
     if (part.parameter.empty()) return at::tensor(at::ArrayRef<float>(part.values));
     const MergedTensor* const stored = model_.find(part.parameter);
     QLORAPP_CHECK_FORMAT(stored != nullptr, "[export] {} must hold '{}', as its config.json says. Use the whole checkpoint.",
@@ -176,7 +177,7 @@ class Exporter {
 
   format::ModelConfig config_;
   const FileType& type_;
-  std::vector<GgufPart> parts_;
+  std::vector<format::GgufPart> parts_;
   format::GgufMetadata metadata_;
   MergeOptions merge_;
   MergedModel model_;

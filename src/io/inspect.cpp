@@ -43,7 +43,7 @@ void look(Inspection& found, const Check& check) {
 }
 
 /// @returns bytes. Adds the tensors whose numbers are not finite.
-int64_t read_all(const format::SafetensorsFile& file, Inspection& found) {
+int64_t read_all(const format::TensorSource& file, Inspection& found) {
   int64_t bytes = 0;
   for (const format::TensorEntry& entry : file.tensors()) {
     const at::ScalarType type = scalar_type_of(entry.dtype, entry.name);
@@ -196,7 +196,7 @@ Inspection inspect_model(const std::string& folder) {
   look(found, [&] {
     const format::TensorFiles files(folder);
     int64_t bytes = 0;
-    for (const format::SafetensorsFile& file : files.files()) bytes += read_all(file, found);
+    for (const auto& file : files.files()) bytes += read_all(*file, found);
     found.facts.emplace_back("files", message("{}, {}", std::ssize(files.files()), text(bytes)));
     if (!config) return;
     const format::ModelFolder model = format::open_model_folder(folder);

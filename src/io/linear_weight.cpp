@@ -107,6 +107,11 @@ void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::Ten
 }
 
 std::vector<std::pair<std::string, at::Tensor>> quantized_tensors(const std::string& name, const QuantizedTensor& weight) {
+  QLORAPP_CHECK_VALUE(
+      has_code_book(weight.quant_type),
+      "[save] {} is in blocks of a GGUF file, for which a checkpoint has no form. Save the adapter alone, merge it, or have the "
+      "weights quantized anew: quantization_config, at the command line --requantize nf4.",
+      name);
   format::QuantState state;
   state.quant_type = weight.quant_type;
   state.block_size = weight.block_size;

@@ -46,7 +46,7 @@ void stream_quantized(std::vector<StreamedTensor>& tensors, const format::Tensor
 void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::TensorFiles& files, const std::string& name,
                          const std::vector<int64_t>& shape, const Quantizer& quantizer, std::function<void(QuantizedTensor)> done);
 
-/// The tensors that bitsandbytes stores for a four-bit weight, ready for write_tensors.
+/// The tensors that bitsandbytes stores for a four-bit weight, ready for write_tensors. @throws ValueError for one in ggml's blocks.
 [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> quantized_tensors(const std::string& name,
                                                                                 const QuantizedTensor& weight);
 

@@ -16,6 +16,7 @@
 #include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/io/device.hpp"
+#include "qlorapp/io/gguf.hpp"
 
 namespace qlorapp {
 namespace {
@@ -38,11 +39,16 @@ class Loader {
       return scalar_type_of(find_checked(files_, name, shape).tensor->dtype, name);
     };
     stored.four_bit_form = [&](const std::string& name, const std::vector<int64_t>& shape) {
+      const auto blocks = config_.blocks.find(name);
+      if (options_.keep_blocks && blocks != config_.blocks.end())
+        return std::optional(WeightForm::of_blocks(shape, blocks->second));
       return format::is_quantized(files_, name) ? std::optional(stored_form(files_, name, shape)) : std::nullopt;
     };
     stored.bring_quantized = [&](const std::string& name, const QuantizedTensor& places) {
       ++ordered_;
-      stream_quantized(tensors_, files_, name, places, [this] { report(); });
+      if (has_code_book(places.quant_type)) return stream_quantized(tensors_, files_, name, places, [this] { report(); });
+      const format::StoredBlocks& blocks = *files_.blocks_of(name);
+      tensors_.push_back({{files_.at(name).file, &blocks.bytes}, places.packed, {}, [this] { report(); }});
     };
     stored.bring = [&](const std::string& name, const std::vector<int64_t>&, Arrival arrival) {
       ++ordered_;
@@ -85,6 +91,6 @@ class Loader {
 
 }  // namespace
 
-CausalLM load_model(const std::string& folder, const LoadOptions& options) { return Loader(folder, options).load(); }
+CausalLM load_model(const std::string& folder, const LoadOptions& options) { return Loader(model_folder(folder), options).load(); }
 
 }  // namespace qlorapp

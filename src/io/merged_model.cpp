@@ -237,7 +237,7 @@ void MergedModel::read_pieces(const MergedTensor& output, const std::function<vo
 }
 
 void MergedModel::check_unchanged() const {
-  for (const format::SafetensorsFile& file : files_.files()) file.check_unchanged();
+  for (const auto& file : files_.files()) file->check_unchanged();
   if (adapter_) adapter_->file.check_unchanged();
 }
 

@@ -86,10 +86,10 @@ Files files_like(const std::string& source, NamedTensors tensors) {
     files.emplace_back("model.safetensors", std::move(tensors));
     return files;
   }
-  for (const format::SafetensorsFile& file : stored.files()) {
-    files.emplace_back(file.path().substr(file.path().find_last_of('/') + 1), NamedTensors());
+  for (const auto& file : stored.files()) {
+    files.emplace_back(files::file_name(file->path()), NamedTensors());
     for (auto& tensor : tensors) {
-      if (stored.find(tensor.first)->file == &file) files.back().second.push_back(tensor);
+      if (stored.find(tensor.first)->file == file.get()) files.back().second.push_back(tensor);
     }
   }
   return files;

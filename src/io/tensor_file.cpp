@@ -62,7 +62,7 @@ Dtype format_dtype_of(at::ScalarType type) {
   throw TypeError(message("[safetensors] a tensor of type {} cannot be written.", c10::toString(type)));
 }
 
-at::Tensor read_tensor(const format::SafetensorsFile& file, const format::TensorEntry& entry) {
+at::Tensor read_tensor(const format::TensorSource& file, const format::TensorEntry& entry) {
   at::Tensor tensor = at::empty(entry.shape, at::TensorOptions().dtype(scalar_type_of(entry.dtype, entry.name)));
   if (tensor.numel() > 0) file.read(entry, 0, bytes_of(tensor));
   return tensor;

@@ -26,7 +26,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 [[nodiscard]] std::span<std::byte> bytes_of(const at::Tensor& tensor);
 
 /// Reads one tensor into memory of its own on the CPU, in its file's dtype.
-[[nodiscard]] at::Tensor read_tensor(const format::SafetensorsFile& file, const format::TensorEntry& entry);
+[[nodiscard]] at::Tensor read_tensor(const format::TensorSource& file, const format::TensorEntry& entry);
 [[nodiscard]] inline at::Tensor read_tensor(const format::TensorLocation& location) {
   return read_tensor(*location.file, *location.tensor);
 }

@@ -44,7 +44,8 @@ PlanSettings settings_of(const CausalLM& model) {
       settings.skip_modules.push_back(linear.module);
     } else if (linear.layer == 0) {
       settings.load_in_4bit = true;
-      settings.quantization = Quantizer::like(weight).options();
+      settings.keep_blocks = !has_code_book(weight.quant_type);
+      if (has_code_book(weight.quant_type)) settings.quantization = Quantizer::like(weight).options();
     }
   }
   if (!settings.load_in_4bit) settings.skip_modules.clear();

@@ -70,6 +70,7 @@ void label(MemoryTape& tape, const DecoderWeights& weights) {
 }  // namespace
 
 at::ScalarType stored_dtype(const format::ModelConfig& config) {
+  if (!config.blocks.empty()) return at::kFloat;  // what a GGUF file's other weights are read in
   switch (config.dtype.value_or(format::Dtype::kBF16)) {
     case format::Dtype::kF32:
       return at::kFloat;
@@ -101,6 +102,9 @@ CausalLM rehearse_load(const PlanSettings& settings, MemoryTape& tape) {
   StoredWeights source;
   source.dtype = [&](const std::string&, const std::vector<int64_t>&) { return stored; };
   source.four_bit_form = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    const auto blocks = settings.model.blocks.find(name);
+    if (settings.keep_blocks && blocks != settings.model.blocks.end())
+      return std::optional(WeightForm::of_blocks(shape, blocks->second));
     const bool is_quantized = settings.model.quantization.has_value() && !was_skipped(settings.model, name);
     return is_quantized ? std::optional(WeightForm{shape, stored, options_as_stored(settings)}) : std::nullopt;
   };
@@ -112,11 +116,11 @@ CausalLM rehearse_load(const PlanSettings& settings, MemoryTape& tape) {
     const int64_t bytes = c10::multiply_integers(shape) * static_cast<int64_t>(c10::elementSize(stored));
     tensors.push_back({name, bytes, std::move(arrival)});
   };
-  DecoderWeights weights =
-      arrange_weights(settings.model,
-                      {settings.compute_dtype, settings.load_in_4bit, settings.quantization, settings.skip_modules, kNowhere,
-                       settings.memory.embedding_on_host, settings.memory.base_on_host, planned_ranks(settings.base_shards)},
-                      source);
+  DecoderWeights weights = arrange_weights(
+      settings.model,
+      {settings.compute_dtype, settings.load_in_4bit, settings.quantization, settings.keep_blocks, settings.skip_modules, kNowhere,
+       settings.memory.embedding_on_host, settings.memory.base_on_host, planned_ranks(settings.base_shards)},
+      source);
   stream(std::move(tensors), stored, settings.device);
   keep_own_shards(weights, settings.model);
   label(tape, weights);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -24,6 +25,10 @@ struct WeightForm {
   std::optional<Quantizer::Options> four_bit = {};
 
   [[nodiscard]] static WeightForm of(const FrozenWeight& weight);
+  /// Of a weight in ggml's blocks, which are not quantized from anything here.
+  [[nodiscard]] static WeightForm of_blocks(std::vector<int64_t> shape, QuantType type) {
+    return {std::move(shape), at::kBFloat16, Quantizer::Options{type, block_elements(type), false}};
+  }
   friend bool operator==(const WeightForm&, const WeightForm&) = default;
 };
 using BlockForms = std::vector<WeightForm>;

@@ -33,7 +33,7 @@ std::string Float8Stack::obstacle(std::span<const FrozenWeight> weights) {
   const QuantizedTensor& first = weights.front().quantized;
   for (const FrozenWeight& weight : weights) {
     const QuantizedTensor& own = weight.quantized;
-    if (!own.defined()) return "a weight is not four-bit";
+    if (!own.defined() || !has_code_book(own.quant_type)) return "a weight is not four-bit";
     if (own.shape[0] % ops::kFloat8WeightStep != 0 || own.shape[1] % ops::kFloat8WeightStep != 0) {
       return message("a weight is ({}, {}), not multiples of {}", own.shape[0], own.shape[1], ops::kFloat8WeightStep);
     }

@@ -72,7 +72,7 @@ at::Tensor ProjectionStack::workspace(at::ScalarType dtype) const {
         nested_offset.push_back(weight.nested_offset);
       }
       const QuantizedTensor& kind = weights_[i].quantized;
-      if (spare_ > 0 && heights.size() == weights_.size()) {  // all of one kind: one launch
+      if (spare_ > 0 && heights.size() == weights_.size()) {  // all of one kind: one call
         ops::dequantize_4bit_augmented_(buffer, packed, absmax, nested_absmax, nested_offset, heights, kind.block_size,
                                         kind.nested_block_size, kind.quant_type, a, b, scaling);
         return buffer;

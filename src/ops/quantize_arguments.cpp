@@ -38,8 +38,12 @@ void check_block_size(const char* op, int64_t block_size) {
 }
 
 QuantType checked_quant_type(const char* op, std::string_view quant_type) {
-  TORCH_CHECK_VALUE(quant_type == "nf4" || quant_type == "fp4", "[", op, "] quant_type must be nf4 or fp4; got ", quant_type, ".");
-  return quant_type == "nf4" ? QuantType::kNf4 : QuantType::kFp4;
+  if (quant_type == "nf4") return QuantType::kNf4;
+  if (quant_type == "fp4") return QuantType::kFp4;
+  for (size_t i = 0; i < kBlockLayouts.size(); ++i) {
+    if (quant_type == kBlockLayouts[i].name) return static_cast<QuantType>(static_cast<size_t>(QuantType::kQ4_0) + i);
+  }
+  TORCH_CHECK_VALUE(false, "[", op, "] quant_type must be nf4 or fp4, or name ggml's blocks (q4_k …); got ", quant_type, ".");
 }
 
 void check_weight_dtype(const char* op, const char* name, at::ScalarType dtype) {
@@ -71,11 +75,14 @@ void check_blockwise_codes(const char* op, const at::Tensor& codes, const at::Te
 
 int64_t check_four_bit(const char* op, const FourBitArguments& weight) {
   check_block_size(op, weight.block_size);
-  static_cast<void>(checked_quant_type(op, weight.quant_type));
+  const QuantType type = checked_quant_type(op, weight.quant_type);
   const int64_t n = checked_numel(op, weight.shape);
-  const int64_t blocks = block_count(n, weight.block_size);
+  const int64_t blocks = scale_count(type, n, weight.block_size);
+  TORCH_CHECK_VALUE(has_code_book(type) || (!weight.shape.empty() && weight.shape.back() % block_elements(type) == 0), "[", op,
+                    "] rows must be whole blocks of ", has_code_book(type) ? 1 : block_elements(type), " elements; got shape ",
+                    weight.shape, ".");
   check_dtype(op, "packed", weight.packed, at::kByte);
-  check_length(op, "packed", weight.packed, packed_bytes(n), "two elements a byte");
+  check_length(op, "packed", weight.packed, packed_bytes(type, n), has_code_book(type) ? "two elements a byte" : "whole blocks");
   check_dtype(op, "absmax", weight.absmax, weight.nested() ? at::kByte : at::kFloat);
   check_length(op, "absmax", weight.absmax, blocks, "one a block");
   TORCH_CHECK_VALUE(weight.absmax.device() == weight.packed.device(), "[", op, "] absmax must be on ", weight.packed.device(),

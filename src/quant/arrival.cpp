@@ -59,8 +59,8 @@ QuantizedTensor empty_quantized(const std::vector<int64_t>& shape, at::ScalarTyp
   weight.block_size = options.block_size;
   weight.nested_block_size = options.nested_block_size;
   weight.quant_type = options.quant_type;
-  const int64_t blocks = block_count(weight.numel(), options.block_size);
-  weight.packed = place({packed_bytes(weight.numel()), 1}, at::kByte);
+  const int64_t blocks = scale_count(weight.quant_type, weight.numel(), options.block_size);
+  weight.packed = place({packed_bytes(weight.quant_type, weight.numel()), 1}, at::kByte);
   weight.absmax = place({blocks}, options.double_quant ? at::kByte : at::kFloat);
   if (options.double_quant) {
     weight.nested_absmax = place({block_count(blocks, options.nested_block_size)}, at::kFloat);

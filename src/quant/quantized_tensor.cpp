@@ -60,8 +60,10 @@ void QuantizedTensor::check(const std::string& name) const {
   }
   QLORAPP_CHECK_VALUE(packed.defined(), "[{}] packed is missing.", name);
   const at::Device device = packed.device();
-  check_part(name, "packed", packed, at::kByte, packed_bytes(n), device);
-  const int64_t blocks = block_count(n, block_size);
+  QLORAPP_CHECK_VALUE(has_code_book(quant_type) || (!shape.empty() && shape.back() % block_elements(quant_type) == 0),
+                      "[{}] rows must be whole blocks of {} elements; got shape {}.", name, block_size, joined(shape));
+  check_part(name, "packed", packed, at::kByte, packed_bytes(quant_type, n), device);
+  const int64_t blocks = scale_count(quant_type, n, block_size);
   check_part(name, "absmax", absmax, double_quantized() ? at::kByte : at::kFloat, blocks, device);
   QLORAPP_CHECK_VALUE(nested_absmax.defined() == nested_offset.defined(),
                       "[{}] nested_absmax and nested_offset come together; got one of them.", name);

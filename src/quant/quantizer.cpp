@@ -4,9 +4,11 @@
 #include <tuple>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "core/check.hpp"
 #include "format/double_quant.hpp"
+#include "format/ggml_blocks.hpp"
 #include "nest_scales.hpp"
 #include "ops/quantize.hpp"
 
@@ -30,6 +32,31 @@ void nest_scales(QuantizedTensor& weight, const Quantizer::Options& options) {
                                                       : ops::quantize_blockwise(centered, weight.nested_block_size);
 }
 
+namespace {
+
+/// Rows become ggml's blocks, on the CPU.
+void fill_blocks(QuantizedTensor& q, const at::Tensor& weight) {
+  const int64_t columns = weight.dim() == 0 ? 1 : weight.size(-1), rows = columns == 0 ? 0 : weight.numel() / columns;
+  const at::Tensor values = weight.to(at::kCPU, at::kFloat).contiguous();
+  QLORAPP_CHECK_VALUE(columns % block_elements(q.quant_type) == 0, "[Quantizer] rows in {} must be whole blocks of {}; got {}.",
+                      to_string(q.quant_type), block_elements(q.quant_type), columns);
+  QLORAPP_CHECK_VALUE(values.isfinite().all().item<bool>(), "[Quantizer] weight must be finite; it holds inf or nan.");
+  const int64_t row_bytes = packed_bytes(q.quant_type, columns);
+  const at::Tensor packed = at::empty({rows * row_bytes, 1}, at::kByte);
+  auto* const into = static_cast<std::byte*>(packed.mutable_data_ptr());
+  const auto* const from = values.const_data_ptr<float>();
+  at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      format::quantize_row(format::gguf_type_of(q.quant_type), {from + row * columns, static_cast<size_t>(columns)}, {},
+                           {into + row * row_bytes, static_cast<size_t>(row_bytes)});
+    }
+  });
+  q.packed = packed.to(weight.device());
+  q.absmax = at::empty({0}, weight.options().dtype(at::kFloat));
+}
+
+}  // namespace
+
 Quantizer Quantizer::like(const QuantizedTensor& q, Compat compat) {
   return Quantizer({q.quant_type, q.block_size, q.double_quantized(), q.nested_block_size, compat});
 }
@@ -43,6 +70,10 @@ QuantizedTensor Quantizer::quantize(const at::Tensor& weight) const {
   q.block_size = options_.block_size;
   q.nested_block_size = options_.nested_block_size;
   q.quant_type = options_.quant_type;
+  if (!has_code_book(q.quant_type)) {
+    fill_blocks(q, weight);
+    return q;
+  }
   std::tie(q.packed, q.absmax) =
       bnb ? ops::quantize_4bit_bnb(weight, q.block_size, q.quant_type) : ops::quantize_4bit(weight, q.block_size, q.quant_type);
   nest_scales(q, options_);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -175,6 +176,209 @@ GgufVocabulary gguf_vocabulary(const std::string& folder, const std::string& mod
                 where, unsaid));
   }
   return out;
+}
+
+namespace {
+
+/// Other names of llama.cpp for the same split.
+constexpr auto kOtherNames = std::to_array<std::pair<std::string_view, std::string_view>>({{"llama3", "llama-bpe"},
+                                                                                           {"llama-v3", "llama-bpe"},
+                                                                                           {"falcon3", "llama-bpe"},
+                                                                                           {"pixtral", "llama-bpe"},
+                                                                                           {"deepseek-r1-qwen", "qwen2"},
+                                                                                           {"stablelm2", "qwen2"},
+                                                                                           {"llama4", "gpt-4o"},
+                                                                                           {"phi-2", "gpt-2"}});
+
+/// The pre_tokenizer of one step (steps_of).
+json component_of(const std::string& step) {
+  if (step == "digits") return {{"type", "Digits"}, {"individual_digits", true}};
+  if (step == "bytes" || step == "gpt2")
+    return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", step == "gpt2"}};
+  return {{"type", "Split"}, {"pattern", {{"Regex", step}}}, {"behavior", "Isolated"}, {"invert", false}};
+}
+
+class TokenizerWriter {
+ public:
+  TokenizerWriter(const GgufVocabulary& vocabulary, const std::string& where) : v_(vocabulary), where_(where) { check(); }
+
+  TokenizerTexts write() const {
+    json tokenizer{{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added_tokens()}};
+    json model{{"type", "BPE"},
+               {"dropout", nullptr},
+               {"unk_token", nullptr},
+               {"continuing_subword_prefix", nullptr},
+               {"end_of_word_suffix", nullptr},
+               {"fuse_unk", false},
+               {"byte_fallback", false},
+               {"ignore_merges", false}};
+    if (v_.model == "gpt2") add_bytes(tokenizer, model);
+    else add_characters(tokenizer, model);
+    model["vocab"] = json::object();
+    size_t last = 0;
+    for (size_t i = 0; i < v_.tokens.size(); ++i) last = is_piece(i) ? i : last;
+    // Engines number added tokens behind the vocabulary on; those between others belong to it, too.
+    for (size_t i = 0; i <= last && i < v_.tokens.size(); ++i) {
+      if (v_.types[i] != kUnused) model["vocab"][v_.tokens[i]] = i;
+    }
+    tokenizer["model"] = std::move(model);
+    tokenizer["post_processor"] = post_processor();
+    json config{{"add_bos_token", v_.adds_bos},
+                {"add_eos_token", v_.adds_eos},
+                {"clean_up_tokenization_spaces", false},
+                {"tokenizer_class", "PreTrainedTokenizerFast"}};
+    const std::pair<const char*, std::optional<TokenId>> named[] = {
+        {"bos_token", v_.bos}, {"eos_token", v_.eos}, {"pad_token", v_.pad}, {"unk_token", v_.unknown}};
+    for (const auto& [key, id] : named) {
+      if (id) config[key] = token(*id);
+    }
+    return {tokenizer.dump(), config.dump(2) + "\n"};
+  }
+
+ private:
+  void check() const {
+    const auto refuse = [&](const std::string& rule) {
+      throw FormatError(message("[{}] {} Use the model's checkpoint instead.", where_, rule));
+    };
+    if (v_.model != "gpt2" && v_.model != "llama")
+      refuse(message("tokenizer.ggml.model must be gpt2 or llama; got '{}'.", v_.model));
+    if (v_.types.size() != v_.tokens.size())
+      refuse(message("tokenizer.ggml.token_type must have an entry for each of {} tokens; it has {}.", v_.tokens.size(),
+                     v_.types.size()));
+    if (v_.model == "llama" && v_.scores.size() != v_.tokens.size())
+      refuse(message("tokenizer.ggml.scores must have an entry for each of {} tokens; it has {}.", v_.tokens.size(),
+                     v_.scores.size()));
+    std::vector<TokenId> ids = v_.other_ends;
+    for (const auto& id : {v_.bos, v_.eos, v_.pad, v_.unknown}) {
+      if (id) ids.push_back(*id);
+    }
+    for (const TokenId id : ids) {
+      if (id < 0 || static_cast<size_t>(id) >= v_.tokens.size())
+        refuse(message("special tokens must be some of {} tokens; one is {}.", v_.tokens.size(), id));
+    }
+  }
+
+  [[nodiscard]] const std::string& token(TokenId id) const { return v_.tokens[static_cast<size_t>(id)]; }
+  /// Whether the model of the tokenizer has it; the others are found in the text before.
+  [[nodiscard]] bool is_piece(size_t i) const { return v_.types[i] == kNormal || v_.types[i] == kByte || v_.types[i] == kUnknown; }
+
+  [[nodiscard]] json added_tokens() const {
+    json added = json::array();
+    for (size_t i = 0; i < v_.tokens.size(); ++i) {
+      if (v_.types[i] != kControl && v_.types[i] != kAdded && v_.types[i] != kUnknown) continue;
+      added.push_back({{"id", i},
+                       {"content", v_.tokens[i]},
+                       {"single_word", false},
+                       {"lstrip", false},
+                       {"rstrip", false},
+                       {"normalized", false},
+                       {"special", v_.types[i] != kAdded}});
+    }
+    return added;
+  }
+
+  void add_bytes(json& tokenizer, json& model) const {
+    const auto other = std::ranges::find(kOtherNames, v_.pre, &std::pair<std::string_view, std::string_view>::first);
+    const std::string_view name = other == kOtherNames.end() ? std::string_view(v_.pre) : other->second;
+    const auto split = std::ranges::find_if(
+        named_splits(), [&](const NamedSplit& known) { return known.name == name || known.merged_first == name; });
+    if (split == named_splits().end()) {
+      throw FormatError(message(
+          "[{}] tokenizer.ggml.pre must be a split that is known here (llama-bpe, dbrx, qwen2, gpt-4o, tekken, deepseek-v3, "
+          "smollm, gpt-2); got '{}'. Use the model's checkpoint instead.",
+          where_, v_.pre));
+    }
+    json steps = json::array();
+    for (size_t begin = 0; begin <= split->steps.size();) {
+      const size_t end = std::min(split->steps.find('\n', begin), split->steps.size());
+      steps.push_back(component_of(split->steps.substr(begin, end - begin)));
+      begin = end + 1;
+    }
+    tokenizer["normalizer"] = nullptr;
+    tokenizer["pre_tokenizer"] = steps.size() == 1 ? steps[0] : json{{"type", "Sequence"}, {"pretokenizers", steps}};
+    tokenizer["decoder"] = {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
+    model["ignore_merges"] = split->merged_first == name;
+    model["merges"] = json::array();
+    for (const std::string& merge : v_.merges) {
+      const size_t space = merge.find(' ');
+      QLORAPP_CHECK_FORMAT(space != std::string::npos && space > 0 && merge.find(' ', space + 1) == std::string::npos,
+                           "[{}] a merge must be two tokens and a space between; got '{}'. Use the model's checkpoint instead.",
+                           where_, merge);
+      model["merges"].push_back({merge.substr(0, space), merge.substr(space + 1)});
+    }
+  }
+
+  void add_characters(json& tokenizer, json& model) const {
+    constexpr std::string_view kSpace = "\u2581";
+    const json replace{{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}};
+    json decoders = {
+        {{"type", "Replace"}, {"pattern", {{"String", kSpace}}}, {"content", " "}}, {{"type", "ByteFallback"}}, {{"type", "Fuse"}}};
+    tokenizer["normalizer"] = replace;
+    if (v_.adds_space) {
+      tokenizer["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "Prepend"}, {"prepend", kSpace}}, replace}}};
+      decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+    }
+    tokenizer["pre_tokenizer"] = nullptr;
+    tokenizer["decoder"] = {{"type", "Sequence"}, {"decoders", decoders}};
+    model["byte_fallback"] = true;
+    model["fuse_unk"] = true;
+    const auto unknown = std::ranges::find(v_.types, static_cast<int32_t>(kUnknown));
+    if (unknown != v_.types.end()) model["unk_token"] = v_.tokens[static_cast<size_t>(unknown - v_.types.begin())];
+    model["merges"] = merges_of_scores();
+  }
+
+  /// llama.cpp joins the two neighbors whose union has the highest score: so each token is the merge of every two tokens that it consists of.
+  [[nodiscard]] json merges_of_scores() const {
+    std::unordered_map<std::string_view, size_t> ids;
+    for (size_t i = 0; i < v_.tokens.size(); ++i) {
+      if (v_.types[i] == kNormal) ids.emplace(v_.tokens[i], i);
+    }
+    struct Merge {
+      size_t whole, left, right;
+    };
+    std::vector<Merge> merges;
+    for (const auto& [text, id] : ids) {
+      for (size_t at = 1; at < text.size(); ++at) {
+        if ((static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) continue;  // within a character
+        const auto left = ids.find(text.substr(0, at)), right = ids.find(text.substr(at));
+        if (left != ids.end() && right != ids.end()) merges.push_back({id, left->second, right->second});
+      }
+    }
+    std::ranges::sort(merges, [&](const Merge& a, const Merge& b) {
+      if (v_.scores[a.whole] != v_.scores[b.whole]) return v_.scores[a.whole] > v_.scores[b.whole];
+      return std::tie(a.whole, a.left, a.right) < std::tie(b.whole, b.left, b.right);
+    });
+    json out = json::array();
+    for (const Merge& merge : merges) out.push_back({v_.tokens[merge.left], v_.tokens[merge.right]});
+    return out;
+  }
+
+  [[nodiscard]] json post_processor() const {
+    if (!(v_.adds_bos && v_.bos) && !(v_.adds_eos && v_.eos)) return nullptr;
+    json single = json::array(), pair = json::array(), specials = json::object();
+    const auto add = [&](json& list, TokenId id, int type) {
+      list.push_back({{"SpecialToken", {{"id", token(id)}, {"type_id", type}}}});
+      specials[token(id)] = {{"id", token(id)}, {"ids", {id}}, {"tokens", {token(id)}}};
+    };
+    for (const auto& [sequence, type] : {std::pair{"A", 0}, std::pair{"B", 1}}) {
+      for (json* const list : {&single, &pair}) {
+        if (list == &single && type == 1) continue;
+        if (v_.adds_bos && v_.bos) add(*list, *v_.bos, type);
+        list->push_back({{"Sequence", {{"id", sequence}, {"type_id", type}}}});
+        if (v_.adds_eos && v_.eos) add(*list, *v_.eos, type);
+      }
+    }
+    return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", specials}};
+  }
+
+  const GgufVocabulary& v_;
+  const std::string& where_;
+};
+
+}  // namespace
+
+TokenizerTexts tokenizer_texts(const GgufVocabulary& vocabulary, const std::string& where) {
+  return TokenizerWriter(vocabulary, where).write();
 }
 
 }  // namespace qlorapp

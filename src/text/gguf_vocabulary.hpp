@@ -32,4 +32,14 @@ struct GgufVocabulary {
 /// @throws FormatError as Tokenizer::from_folder; for what llama.cpp has no name for, naming component and rule.
 [[nodiscard]] GgufVocabulary gguf_vocabulary(const std::string& folder, const std::string& model_folder, int64_t rows);
 
+/// Files of a folder.
+struct TokenizerTexts {
+  std::string tokenizer;  ///< tokenizer.json.
+  std::string config;     ///< tokenizer_config.json.
+};
+/// The tokenizer that llama.cpp makes of a vocabulary, for Hugging Face's engine and ours.
+/// @param where  names the file in messages.  @throws FormatError naming the key for a model or split that is not known, lists whose lengths
+///         differ, an id that is no token's, a merge of something else than two tokens.
+[[nodiscard]] TokenizerTexts tokenizer_texts(const GgufVocabulary& vocabulary, const std::string& where);
+
 }  // namespace qlorapp

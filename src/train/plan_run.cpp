@@ -81,6 +81,7 @@ PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& l
                     .lora = lora,
                     .load_in_4bit = base.load_in_4bit,
                     .quantization = base.quantization,
+                    .keep_blocks = base.keep_blocks,
                     .skip_modules = base.skip_modules,
                     .compute_dtype = base.compute_dtype.value_or(compute_dtype(args)),
                     .base_shards = args.base_sharding == "no" ? 1 : base.ranks,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Four-bit kernels at edge shapes, for compute-sanitizer. Values: tests/python/test_four_bit_rule.py.
 #include "cuda/dequantize_4bit.hpp"
+#include "cuda/dequantize_blocks.hpp"
 #include "cuda/float8.hpp"
 #include "cuda/gemm_4bit.hpp"
 #include "cuda/lora_augment.hpp"
@@ -56,6 +57,37 @@ TEST_CASE("quantization to four bits covers any length at any alignment", "[cuda
                                         nullptr));
             }
           }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("blocks of a GGUF file fill their rows and nothing else", "[cuda]") {
+  if (no_gpu()) return;
+  for (const Float type : types()) {
+    for (size_t kind = 0; kind < kBlockLayouts.size(); ++kind) {
+      const auto quant_type = static_cast<QuantType>(static_cast<size_t>(QuantType::kQ4_0) + kind);
+      const int64_t elements = kBlockLayouts[kind].elements;
+      for (const int64_t columns : {elements, 9 * elements}) {
+        for (const int64_t offset : {0, 1}) {
+          CAPTURE(static_cast<int>(type), kind, columns, offset);
+          const int64_t row_bytes = packed_bytes(quant_type, columns);
+          const Memory first(std::vector<uint8_t>(static_cast<size_t>(3 * row_bytes), 1)),
+              second(std::vector<uint8_t>(static_cast<size_t>(2 * row_bytes), 2));
+          cuda::DequantizeFourBit work;
+          work.columns = columns;
+          work.block_size = elements;
+          work.quant_type = quant_type;
+          work.type = type;
+          work.segments[0] = {first.at<uint8_t>(), nullptr, nullptr, nullptr, 3, 0};
+          work.segments[1] = {second.at<uint8_t>(), nullptr, nullptr, nullptr, 2, 3};
+          work.segment_count = 2;
+          const Matrix out(type, 5, columns, {offset, 0}, false);
+          work.out = out.data();
+          work.row_stride = out.stride();
+          check(cuda::dequantize_blocks(work, nullptr));
+          REQUIRE(out.wrote_only_its_rows());
         }
       }
     }

@@ -47,8 +47,8 @@ struct Shards {
 
 std::vector<TensorLocation> all_of(const TensorFiles& files) {
   std::vector<TensorLocation> tensors;
-  for (const SafetensorsFile& file : files.files()) {
-    for (const TensorEntry& tensor : file.tensors()) tensors.push_back({&file, &tensor});
+  for (const auto& file : files.files()) {
+    for (const TensorEntry& tensor : file->tensors()) tensors.push_back({file.get(), &tensor});
   }
   return tensors;
 }

@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import re
+import struct
 import subprocess
 import sys
 import tarfile
@@ -33,6 +34,39 @@ LARGEST, MOST = 2048, 16_000
 def shard(header: str, data: bytes = b"") -> bytes:
     padded = header.encode() + b" " * (-len(header) % 8)
     return len(padded).to_bytes(8, "little") + padded + data
+
+
+def gguf(block: int = 8) -> bytes:
+    """A model of one layer, its matrices in Q8_0 (type 8) or Q4_0 (2)."""
+    integer, real, text, truths, items = 4, 6, 8, 7, 9
+
+    def string(value: str) -> bytes:
+        return len(value).to_bytes(8, "little") + value.encode()
+
+    def key(name: str, kind: int, value: bytes) -> bytes:
+        return string(name) + kind.to_bytes(4, "little") + value
+
+    counts = {"context_length": 64, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32, "attention.head_count": 1,
+              "attention.key_length": 32, "rope.dimension_count": 32}  # fmt: skip
+    keys = [key("general.architecture", text, string("llama")), key("llama.vocab_size", integer, (4).to_bytes(4, "little"))]
+    keys += [key(f"llama.{name}", integer, value.to_bytes(4, "little")) for name, value in counts.items()]
+    keys.append(key("llama.attention.layer_norm_rms_epsilon", real, struct.pack("<f", 1e-5)))
+    keys.append(key("tokenizer.ggml.tokens", items, text.to_bytes(4, "little") + (1).to_bytes(8, "little") + string("a")))
+    keys.append(key("llama.some", items, truths.to_bytes(4, "little") + (2).to_bytes(8, "little") + b"\1\0"))
+    matrices = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
+    tensors = [("token_embd.weight", (32, 4), 0), ("output_norm.weight", (32,), 0)]
+    tensors += [("blk.0.attn_norm.weight", (32,), 0), ("blk.0.ffn_norm.weight", (32,), 0)]
+    tensors += [(f"blk.0.{name}.weight", (32, 32), block) for name in matrices]
+    entries, offset = b"", 0
+    for name, extents, kind in tensors:
+        entries += (
+            string(name) + len(extents).to_bytes(4, "little") + b"".join(extent.to_bytes(8, "little") for extent in extents)
+        )
+        entries += kind.to_bytes(4, "little") + offset.to_bytes(8, "little")
+        rows = extents[1] if len(extents) > 1 else 1
+        offset += -(-rows * {0: 128, 2: 18, 8: 34}[kind] // 32) * 32
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)) + b"".join(keys) + entries
+    return head + bytes(-len(head) % 32 + offset)
 
 
 def crc32c(content: bytes) -> int:
@@ -90,6 +124,7 @@ def seeds() -> dict[str, list[bytes]]:
     templates.append(b"{%- for m in messages if m['role'] != 'system' -%}{{ m['content'] | trim + eos_token }}{%- endfor -%}")
     return {
         "safetensors": [shard(header, bytes(12)), shard("{}")],
+        "gguf": [gguf(), gguf(2)],
         "header": [header.encode(), b"{}"],
         "index": [b'{"metadata": {"total_size": 2}, "weight_map": {"w": "model-1.safetensors"}}'],
         "config": [config, four_bit.encode()],

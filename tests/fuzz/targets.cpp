@@ -21,6 +21,9 @@
 #include "data/row_reader.hpp"
 #include "files/checksum.hpp"
 #include "files/manifest.hpp"
+#include "format/gguf.hpp"
+#include "format/gguf_config.hpp"
+#include "format/gguf_weights.hpp"
 #include "format/quant_state.hpp"
 #include "format/safetensors.hpp"
 #include "format/safetensors_header.hpp"
@@ -81,6 +84,16 @@ void safetensors(std::string_view input) {
   for (const format::TensorEntry& entry : file.tensors()) {
     std::string into(16, '\0');
     if (entry.nbytes >= 16) file.read(entry, 0, std::as_writable_bytes(std::span(into)));
+  }
+}
+/// Keys, tensors and blocks of a model's file.
+void gguf(std::string_view input) {
+  const std::string path = file_with(input);
+  (void)format::gguf_config_json(format::GgufFile(path));
+  const format::GgufWeights weights(path);
+  for (const format::TensorEntry& entry : weights.tensors()) {
+    std::string into(static_cast<size_t>(std::min<int64_t>(entry.nbytes, 64)), '\0');
+    weights.read(entry, entry.nbytes - static_cast<int64_t>(into.size()), std::as_writable_bytes(std::span(into)));
   }
 }
 void header(std::string_view input) { (void)format::parse_safetensors_header(input, 64, "fuzz"); }
@@ -171,6 +184,7 @@ struct Target {
   void (*run)(std::string_view);
 };
 constexpr Target kTargets[] = {{"safetensors", safetensors},
+                               {"gguf", gguf},
                                {"header", header},
                                {"index", index},
                                {"config", config},

@@ -71,6 +71,7 @@ struct GgufRow {
   bool turns_neighbors = false;
   bool splits_gate_up = false;  ///< A layer that holds gate and up is stored as two.
   bool has_windows = false;     ///< Those of some layers, by a period.
+  int64_t window_period = 4;    ///< Of files that do not say it.
   int64_t windowed_depth = 0;   ///< Above 0: only in models of so many layers.
   int64_t no_rope_step =
       0;  ///< Above 0: each so many-th layer turns nothing. Else all turn, or where there are windows those alone.

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -64,6 +65,8 @@ struct ModelConfig {
   std::vector<int64_t> eos_token_ids;              ///< Any of them ends a text.
   std::optional<Dtype> dtype;                      ///< Of the stored weights: F32, F16 or BF16.
   std::optional<QuantizationConfig> quantization;  ///< The checkpoint's linear layers are stored in four bits.
+  /// Of a GGUF file: the linear layers' weights that it stores in blocks, by their names.
+  std::map<std::string, QuantType> blocks = {};
 
   [[nodiscard]] LayerOptions layer(int64_t index) const {
     return layers.empty() ? LayerOptions{} : layers[static_cast<size_t>(index)];

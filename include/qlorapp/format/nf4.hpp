@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The four-bit code books, their decision thresholds and their byte layout. Torch-free; constexpr. The one home of these
+/// Kinds of quantized weights; the four-bit code books, their decision thresholds and their byte layout. Torch-free; constexpr. The one home of these
 /// numbers.
 ///
 /// A block of `block_size` consecutive elements (of the tensor flattened row by row; the last block may be short) is stored as
@@ -23,11 +23,22 @@
 
 namespace qlorapp {
 
-/// Which 16 values a four-bit code can mean.
+/// How a weight is stored: in four-bit codes of 16 values beside scales, or in ggml's blocks, which have their scales in them.
 enum class QuantType : uint8_t {
-  kNf4,  ///< Quantiles of a normal distribution, with an exact zero.
-  kFp4,  ///< Sign, two exponent bits, one mantissa bit.
+  kNf4,   ///< Quantiles of a normal distribution, with an exact zero.
+  kFp4,   ///< Sign, two exponent bits, one mantissa bit.
+  kQ4_0,  ///< Blocks of a GGUF file: src/format/ggml_blocks.hpp.
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
 };
+
+/// nf4 and fp4: what follows about codes is about these.
+[[nodiscard]] constexpr bool has_code_book(QuantType type) { return type <= QuantType::kFp4; }
 
 using CodeBook = std::array<float, 16>;
 using CodeThresholds = std::array<float, 15>;
@@ -114,7 +125,41 @@ inline constexpr int64_t kDefaultBlockSize = 64;
   return elements / block_size + (elements % block_size == 0 ? 0 : 1);
 }
 
-[[nodiscard]] constexpr std::string_view to_string(QuantType type) { return type == QuantType::kNf4 ? "nf4" : "fp4"; }
+/// ggml's blocks, in the order of QuantType.
+struct BlockLayout {
+  std::string_view name;
+  int64_t elements, bytes;
+};
+inline constexpr std::array<BlockLayout, 8> kBlockLayouts{{{"q4_0", 32, 18},
+                                                           {"q4_1", 32, 20},
+                                                           {"q5_0", 32, 22},
+                                                           {"q5_1", 32, 24},
+                                                           {"q8_0", 32, 34},
+                                                           {"q4_k", 256, 144},
+                                                           {"q5_k", 256, 176},
+                                                           {"q6_k", 256, 210}}};
+/// Elements and bytes of a block. @param type  one without a code book.
+[[nodiscard]] constexpr int64_t block_elements(QuantType type) {
+  return kBlockLayouts[static_cast<size_t>(type) - static_cast<size_t>(QuantType::kQ4_0)].elements;
+}
+[[nodiscard]] constexpr int64_t block_bytes(QuantType type) {
+  return kBlockLayouts[static_cast<size_t>(type) - static_cast<size_t>(QuantType::kQ4_0)].bytes;
+}
+
+/// The same for every type. @param elements  with blocks: a whole number of them.
+[[nodiscard]] constexpr int64_t packed_bytes(QuantType type, int64_t elements) {
+  return has_code_book(type) ? packed_bytes(elements) : elements / block_elements(type) * block_bytes(type);
+}
+/// Scales beside the codes: none with blocks.
+[[nodiscard]] constexpr int64_t scale_count(QuantType type, int64_t elements, int64_t block_size) {
+  return has_code_book(type) ? block_count(elements, block_size) : 0;
+}
+
+[[nodiscard]] constexpr std::string_view to_string(QuantType type) {
+  if (type == QuantType::kNf4) return "nf4";
+  if (type == QuantType::kFp4) return "fp4";
+  return kBlockLayouts[static_cast<size_t>(type) - static_cast<size_t>(QuantType::kQ4_0)].name;
+}
 
 /// @param where  What the message begins with: an operator or a file.
 /// @throws ValueError unless the name is "nf4" or "fp4".

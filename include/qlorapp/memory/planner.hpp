@@ -34,6 +34,7 @@ struct PlanSettings {
   LoraConfig lora = {};
   bool load_in_4bit = true;  ///< Of a checkpoint that is not quantized yet.
   Quantizer::Options quantization = {};
+  bool keep_blocks = true;                     ///< As in WeightOptions.
   std::vector<std::string> skip_modules = {};  ///< Linear layers left dense.
   at::ScalarType compute_dtype = at::kFloat;   ///< Activations, norms, embedding, head.
   int64_t batch = 1;                           ///< Rows of a micro-batch.

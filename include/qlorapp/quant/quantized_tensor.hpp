@@ -6,6 +6,7 @@
 /// 16-entry code book scaled by it. Two codes share a byte, the even element in the high nibble.
 /// With double quantization the block scales are stored in eight bits themselves:
 ///     scale[i] = dynamic_map[absmax[i]] * nested_absmax[i / nested_block_size] + nested_offset      (two roundings, fp32)
+/// Of a GGUF file `packed` holds ggml's blocks, row by row, with their scales in them; then absmax has no elements.
 ///
 /// Source: Dettmers et al. 2023, arXiv:2305.14314 §3; memory layout as in bitsandbytes' QuantState, so that files of either
 /// load in the other. docs/formats/nf4.md and docs/formats/double_quant.md give every byte.

@@ -20,6 +20,7 @@ namespace qlorapp {
 struct PlannedBase {
   bool load_in_4bit = true;
   Quantizer::Options quantization = {};
+  bool keep_blocks = true;                                     ///< As in WeightOptions.
   std::vector<std::string> skip_modules = {};                  ///< Linear layers left dense.
   std::optional<at::ScalarType> compute_dtype = std::nullopt;  ///< Unset: as bf16 and fp16 of the arguments say.
   ops::PlannedDevice device = {};                              ///< A CPU unless given.

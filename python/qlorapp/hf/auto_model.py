@@ -124,6 +124,7 @@ class AutoModelForCausalLM:
         subfolder: str | None = None,
         attn_implementation: str | None = None,
         base_sharding: str = "no",
+        gguf_file: str | None = None,
         **options: Any,
     ) -> Any:
         """Loads transformers' model in evaluation mode, with four-bit linear layers if quantization_config or the folder requests them.
@@ -134,11 +135,19 @@ class AutoModelForCausalLM:
             host memory, from which the GPU copies each block while it computes the one before (base_on_host in docs/memory.md).
         base_sharding: "full" or "node" divides the frozen base over the processes of torchrun, all or those of each machine. The model is for
             training: each process holds a shard of every layer, and all make the same calls (docs/multi-gpu.md).
+        gguf_file: a GGUF file of the folder. Its blocks stay the frozen layers; with quantization_config they are quantized anew. The name of
+            such a file in place of the folder's does the same.
         options: the config's attributes, as in transformers.
         For an adapter's folder it loads the base and then the adapter, by PEFT.
 
         @raises ValueError, FormatError, FileNotFoundError that name the folder or option.
         """
+        if gguf_file is not None:
+            pretrained_model_name_or_path = pathlib.Path(pretrained_model_name_or_path) / gguf_file
+            if not pretrained_model_name_or_path.is_file():
+                raise FileNotFoundError(
+                    f"[from_pretrained] gguf_file must be a file of the folder; {pretrained_model_name_or_path} is none."
+                )
         hub: dict[str, Any] = {"token": token, "local_files_only": local_files_only, "cache_dir": cache_dir}
         folder = _model_or_adapter(
             os.fspath(pretrained_model_name_or_path), revision=revision, subfolder=subfolder or None, **hub
@@ -157,6 +166,7 @@ class AutoModelForCausalLM:
             raise TypeError(f"[from_pretrained] config must be a config of transformers; got {type(config).__name__}.")
         options = {name: value for name, value in options.items() if value is not None and (value or name not in _OFF)}
         quantized = _quantization(quantization_config, load_in_4bit)
+        keep_blocks = not quantized.load_in_4bit
         stored = getattr(config, "quantization_config", None)
         device_map, base_on_host = layers_on_host(device_map, config)
         device = device_of(device_map, quantized.load_in_4bit or stored is not None)
@@ -188,17 +198,25 @@ class AutoModelForCausalLM:
                 str(folder),
                 compute_dtype=wanted,
                 load_in_4bit=quantized.load_in_4bit,
+                keep_blocks=keep_blocks,
                 device=device,
                 base_on_host=base_on_host,
                 shard_over=group,
                 of_node=base_sharding == "node",
                 **quantizer_options.of(quantized),
             )
-        if isinstance(stored, dict):
-            quantized = _CONFIG.from_dict(stored)
+        if isinstance(stored, dict) or not quantized.load_in_4bit:
+            quantized = _CONFIG.from_dict(stored) if stored else _CONFIG(load_in_4bit=True)  # of blocks
         model = build(folder, skeleton.result(), core, quantized)
+        if keep_blocks and _C.model_path(str(folder)) != str(folder):
+            model.save_pretrained = _saves_adapters_alone(
+                model,
+                "blocks of a GGUF file have no form in a checkpoint. Merge the adapter, or load the file with quantization_config",
+            )
         if core.is_sharded:
-            model.save_pretrained = _saves_adapters_alone(model)
+            model.save_pretrained = _saves_adapters_alone(
+                model, "a sharded base (base_sharding) cannot be written as one model"
+            )
             weakref.finalize(model, core.leave_ranks)  # at the end of the program at the latest
         return model
 
@@ -242,17 +260,14 @@ class AutoPeftModelForCausalLM(peft.AutoPeftModelForCausalLM):
         return saves_together(super().from_pretrained(*args, **options))
 
 
-def _saves_adapters_alone(model: Any) -> Any:
-    """Returns save_pretrained() for a sharded base. It writes adapters of transformers' own, and raises if the model has none."""
+def _saves_adapters_alone(model: Any, why: str) -> Any:
+    """Returns save_pretrained() for a base that stays where it is. It writes adapters of transformers' own, and raises if the model has none."""
     here = weakref.ref(model)
 
     def save_pretrained(*args: Any, **options: Any) -> Any:
         model: Any = here()
         if not getattr(model, "_hf_peft_config_loaded", False):
-            raise ValueError(
-                "[save_pretrained] a sharded base (base_sharding) cannot be written as one model. Save the adapter: "
-                "get_peft_model(model, …).save_pretrained(folder)."
-            )
+            raise ValueError(f"[save_pretrained] {why}. Save the adapter: get_peft_model(model, …).save_pretrained(folder).")
         return type(model).save_pretrained(model, *args, **options)
 
     return save_pretrained

@@ -34,7 +34,7 @@ struct Linear4bit : torch::autograd::Function<Linear4bit> {
     context->saved_data["shape"] = shape;
     context->saved_data["block_size"] = block_size;
     context->saved_data["nested_block_size"] = nested_block_size;
-    context->saved_data["nf4"] = type == QuantType::kNf4;
+    context->saved_data["quant_type"] = static_cast<int64_t>(type);
     context->saved_data["transpose"] = transpose;
     const BelowAutograd below;
     return linear_4bit(x, packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, type, transpose);
@@ -49,7 +49,7 @@ struct Linear4bit : torch::autograd::Function<Linear4bit> {
     auto& data = context->saved_data;
     result[0] = linear_4bit(gradients[0], saved[0], saved[1], optional(saved[2]), optional(saved[3]), data["shape"].toIntVector(),
                             data["block_size"].toInt(), data["nested_block_size"].toInt(),
-                            data["nf4"].toBool() ? QuantType::kNf4 : QuantType::kFp4, !data["transpose"].toBool());
+                            static_cast<QuantType>(data["quant_type"].toInt()), !data["transpose"].toBool());
     return result;
   }
 };

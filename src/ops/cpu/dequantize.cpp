@@ -32,7 +32,7 @@ FourBitWork four_bit_work(const FourBitArguments& weight, cpu::DenseType dense_t
   cpu::Dequantize4bit& work = result.work;
   work.packed = result.packed.const_data_ptr<uint8_t>();
   work.block_size = weight.block_size;
-  work.quant_type = weight.quant_type == "nf4" ? QuantType::kNf4 : QuantType::kFp4;
+  work.quant_type = checked_quant_type("dequantize_4bit", weight.quant_type);
   work.dense_type = dense_type;
   if (weight.nested()) {
     result.nested_absmax = weight.nested_absmax->contiguous();
@@ -60,7 +60,7 @@ at::Tensor dequantize(const char* op, const FourBitArguments& weight, at::Scalar
   FourBitWork prepared = four_bit_work(weight, dense_type_of(dtype));
   const int64_t element = static_cast<int64_t>(dense.element_size());
   prepared.work.stream = n * element >= kStreamBytes;
-  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
+  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa(), prepared.work.quant_type);
   auto* const out = static_cast<std::byte*>(dense.mutable_data_ptr());
   const int64_t block = weight.block_size;
   at::parallel_for(0, block_count(n, block), std::max<int64_t>(kDequantizeGrain / block, 1), [&](int64_t begin, int64_t end) {
@@ -91,7 +91,7 @@ void dequantize_4bit_stack_(at::Tensor& out, at::TensorList packed, at::TensorLi
   if (out.numel() == 0) return;
   const int64_t columns = out.size(1);
   const int64_t row_bytes = out.stride(0) * static_cast<int64_t>(out.element_size());
-  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
+  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa(), checked_quant_type("dequantize_4bit_stack_", quant_type));
   auto* place = static_cast<std::byte*>(out.mutable_data_ptr());
   for (size_t i = 0; i < stack.size(); ++i) {
     const FourBitStack::Entry entry = stack.entry(i, columns);

@@ -33,12 +33,15 @@ struct Dequantize4bit {
 /// Writes elements [begin, end) of the flattened weight; element `begin` goes to dense[0]. Any range, any block size.
 using Dequantize4bitKernel = void (*)(const Dequantize4bit& work, int64_t begin, int64_t end, void* dense);
 
-[[nodiscard]] Dequantize4bitKernel dequantize_4bit_kernel(CpuIsa isa);
+[[nodiscard]] Dequantize4bitKernel dequantize_4bit_kernel(CpuIsa isa, QuantType type);
 
 // One per instruction set; call them through dequantize_4bit_kernel().
 void dequantize_4bit_scalar(const Dequantize4bit& work, int64_t begin, int64_t end, void* dense);
 void dequantize_4bit_avx2(const Dequantize4bit& work, int64_t begin, int64_t end, void* dense);
 void dequantize_4bit_avx512(const Dequantize4bit& work, int64_t begin, int64_t end, void* dense);
+
+/// Of weights in ggml's blocks; one for all instruction sets (format/ggml_blocks.cpp has one for each).
+void dequantize_blocks(const Dequantize4bit& work, int64_t begin, int64_t end, void* dense);
 
 /// Scales of blocks [block_begin, block_begin + count).
 void block_scales(const Dequantize4bit& work, int64_t block_begin, int64_t count, float* scales);

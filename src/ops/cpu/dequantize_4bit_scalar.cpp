@@ -25,7 +25,8 @@ void block_scales(const Dequantize4bit& work, int64_t block_begin, int64_t count
 
 const float* four_bit_code_book(QuantType type) { return code_book_of(type).data(); }
 
-Dequantize4bitKernel dequantize_4bit_kernel(CpuIsa isa) {
+Dequantize4bitKernel dequantize_4bit_kernel(CpuIsa isa, QuantType type) {
+  if (!has_code_book(type)) return dequantize_blocks;
 #if defined(__x86_64__)
   if (isa == CpuIsa::kAvx512) return dequantize_4bit_avx512;
   if (isa == CpuIsa::kAvx2) return dequantize_4bit_avx2;

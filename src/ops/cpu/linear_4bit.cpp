@@ -59,7 +59,7 @@ int64_t panel_side(int64_t other_side, int64_t element_size, int64_t limit) {
 template <class Use>
 void for_row_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t columns, const at::TensorOptions& options, Use&& use) {
   const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
-  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
+  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa(), work.quant_type);
   const int64_t side = panel_side(columns, element_size, rows);
   auto* const buffer = static_cast<std::byte*>(panel_buffer(static_cast<size_t>(side * columns * element_size)));
   for (int64_t begin = 0; begin < rows; begin += side) {
@@ -76,7 +76,7 @@ template <class Use>
 void for_column_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t columns, const at::TensorOptions& options,
                        Use&& use) {
   const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
-  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
+  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa(), work.quant_type);
   const int64_t side = panel_side(rows, element_size, columns);
   auto* const buffer = static_cast<std::byte*>(panel_buffer(static_cast<size_t>(side * rows * element_size)));
   for (int64_t begin = 0; begin < columns; begin += side) {

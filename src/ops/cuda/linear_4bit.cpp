@@ -24,6 +24,7 @@ bool is_aligned(const void* address, uintptr_t bytes) { return reinterpret_cast<
 /// y (M, out), x (M, in). @returns false if this product is not for the fused kernel.
 bool multiply_fused(const at::Tensor& y, const at::Tensor& x, const FourBitArguments& weight, bool accumulate) {
   if (x.scalar_type() != at::kHalf && x.scalar_type() != at::kBFloat16) return false;
+  if (!has_code_book(checked_quant_type("linear_4bit", weight.quant_type))) return false;
   cuda::GemmFourBit work;
   work.type = gpu::float_type("linear_4bit", x);
   work.m = x.size(0);

@@ -7,25 +7,17 @@
 #include <string_view>
 #include <utility>
 
-#include <ATen/ATen.h>
-
 #include "core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/model_layout.hpp"
 
-namespace qlorapp {
+namespace qlorapp::format {
 namespace {
-
-using format::Family;
-using format::Group;
-using format::ModelConfig;
-using format::RopeSettings;
-using format::Site;
 
 constexpr std::string_view kAdvice = "Use the merged checkpoint with another server.";
 
 [[noreturn]] void refuse(const ModelConfig& config, const std::string& rule) {
-  throw format::UnsupportedModel(message("[export] {}: llama.cpp {}. {}", config.family->architecture, rule, kAdvice));
+  throw UnsupportedModel(message("[export] {}: llama.cpp {}. {}", config.family->architecture, rule, kAdvice));
 }
 
 std::string_view name_of(const ModelConfig& config, Site site) {
@@ -61,22 +53,26 @@ std::string_view name_of(Group group, size_t i, size_t count) {
   throw Error("[export] a layer without a group");
 }
 
-/// Parts of linear layers and their biases: `row` is the parameter's row of the family.
-void add_linear(const ModelConfig& config, const format::Parameter& parameter, const format::LinearRow& row,
-                std::vector<GgufPart>& parts) {
-  const Family& family = *config.family;
+/// Which of its group's layers it is, and of how many.
+std::pair<size_t, size_t> place_in_group(const Family& family, const LinearRow& row) {
   size_t index = 0, count = 0;
-  for (const format::LinearRow& other : family.linears) {
+  for (const LinearRow& other : family.linears) {
     if (other.group != row.group) continue;
     if (other.path == row.path) index = count;
     ++count;
   }
-  const bool is_bias = parameter.role == format::Role::kBias;
+  return {index, count};
+}
+
+/// Parts of linear layers and their biases: `row` is the parameter's row of the family.
+void add_linear(const ModelConfig& config, const Parameter& parameter, const LinearRow& row, std::vector<GgufPart>& parts) {
+  const Family& family = *config.family;
+  const auto [index, count] = place_in_group(family, row);
+  const bool is_bias = parameter.role == Role::kBias;
   const std::string_view suffix = is_bias ? "bias" : "weight";
   if (is_bias && std::ranges::find(family.gguf.biases, row.group) == family.gguf.biases.end())
     refuse(config, message("has no bias for {}", row.path));
-  GgufPart part{message("blk.{}.{}.{}", parameter.layer, name_of(row.group, index, count), suffix), parameter.name(),
-                parameter.shape};
+  GgufPart part{message("blk.{}.{}.{}", parameter.layer, gguf_name(family, row), suffix), parameter.name(), parameter.shape};
   part.role = parameter.role;
   part.layer = parameter.layer;
   const bool turns = row.group == Group::kQkv && index < 2;
@@ -118,7 +114,7 @@ void add_rope(const ModelConfig& config, std::vector<GgufPart>& parts) {
   const auto add = [&](std::string name, std::vector<float> values) {
     GgufPart part{std::move(name), "", {std::ssize(values)}};
     part.values = std::move(values);
-    part.role = format::Role::kNorm;
+    part.role = Role::kNorm;
     parts.push_back(std::move(part));
   };
   if (rope.type == RopeSettings::Type::kLlama3) add("rope_freqs.weight", divisors_of(rope));
@@ -156,7 +152,7 @@ int64_t largest_window(const ModelConfig& config) {
 
 /// What scores are to be multiplied by on top of llama.cpp's own scale.
 double scale_beyond(const ModelConfig& config) {
-  const format::GgufRow& row = config.family->gguf;
+  const GgufRow& row = config.family->gguf;
   if (row.has_multipliers) return 1;  // a key says it
   const bool wide = row.wide_scale_depth > 0 && config.num_hidden_layers == row.wide_scale_depth;
   const int64_t width = wide ? config.hidden_size / config.num_attention_heads : config.head_dim;
@@ -183,10 +179,10 @@ int64_t context_length(const ModelConfig& config) {
 
 /// Which layers turn nothing, by llama.cpp's rule; all of them is a key.
 void check_layers_without_rope(const ModelConfig& config) {
-  const format::GgufRow& row = config.family->gguf;
+  const GgufRow& row = config.family->gguf;
   const auto is_none = [&](int64_t i) { return config.ropes[config.layer(i).rope].type == RopeSettings::Type::kNone; };
   if (row.has_multipliers && is_none(0)) return;
-  const bool by_windows = config.family->rope_rule == format::RopeRule::kSlidingOnly && largest_window(config) > 0;
+  const bool by_windows = config.family->rope_rule == RopeRule::kSlidingOnly && largest_window(config) > 0;
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     const bool expected = row.no_rope_step > 0 ? (i + 1) % row.no_rope_step == 0 : by_windows && config.layer(i).window == 0;
     if (is_none(i) != expected)
@@ -196,16 +192,14 @@ void check_layers_without_rope(const ModelConfig& config) {
 
 class Keys {
  public:
-  Keys(std::string_view architecture, format::GgufMetadata& out) : architecture_(architecture), out_(out) {}
-  void add(std::string_view key, format::GgufValue value) {
-    out_.emplace_back(message("{}.{}", architecture_, key), std::move(value));
-  }
+  Keys(std::string_view architecture, GgufMetadata& out) : architecture_(architecture), out_(out) {}
+  void add(std::string_view key, GgufValue value) { out_.emplace_back(message("{}.{}", architecture_, key), std::move(value)); }
   void number(std::string_view key, int64_t value) { add(key, static_cast<uint32_t>(value)); }
   void real(std::string_view key, double value) { add(key, static_cast<float>(value)); }
 
  private:
   std::string_view architecture_;
-  format::GgufMetadata& out_;
+  GgufMetadata& out_;
 };
 
 void add_rope_keys(const ModelConfig& config, Keys& keys) {
@@ -241,31 +235,28 @@ void add_rope_keys(const ModelConfig& config, Keys& keys) {
 
 }  // namespace
 
-at::Tensor rows_of(const GgufPart& part, const at::Tensor& values) {
-  at::Tensor rows = values;
-  if (part.first_row > 0 || rows.size(0) != part.shape[0]) rows = rows.narrow(0, part.first_row, part.shape[0]);
-  if (part.heads == 0) return rows;
-  const int64_t half = part.shape[0] / part.heads / 2;
-  return rows.reshape({part.heads, 2, half, -1}).transpose(1, 2).reshape(rows.sizes());
+std::string_view gguf_name(const Family& family, const LinearRow& row) {
+  const auto [index, count] = place_in_group(family, row);
+  return name_of(row.group, index, count);
 }
 
 std::vector<GgufPart> gguf_parts(const ModelConfig& config) {
   const Family& family = *config.family;
   if (family.gguf.architecture.empty()) refuse(config, "does not compute this family");
   std::vector<GgufPart> parts;
-  const bool one_plus = family.norm_rule == format::NormRule::kOnePlus;
-  for (const format::Parameter& parameter : format::parameters(config)) {
+  const bool one_plus = family.norm_rule == NormRule::kOnePlus;
+  for (const Parameter& parameter : parameters(config)) {
     GgufPart part{"", parameter.name(), parameter.shape};
-      part.role = parameter.role;
+    part.role = parameter.role;
     part.layer = parameter.layer;
     switch (parameter.role) {
-      case format::Role::kEmbedding:
+      case Role::kEmbedding:
         part.name = "token_embd.weight";
         break;
-      case format::Role::kHead:
+      case Role::kHead:
         part.name = "output.weight";
         break;
-      case format::Role::kNorm:
+      case Role::kNorm:
         part.adds_one = one_plus;
         if (parameter.layer >= 0 && family.norms[parameter.slot].site == Site::kQuery && !is_one(scale_beyond(config)))
           part.factor = scale_beyond(config);
@@ -273,9 +264,9 @@ std::vector<GgufPart> gguf_parts(const ModelConfig& config) {
                         ? std::string("output_norm.weight")
                         : message("blk.{}.{}.weight", parameter.layer, name_of(config, family.norms[parameter.slot].site));
         break;
-      case format::Role::kBias:
-      case format::Role::kLinear:
-        for (const format::LinearRow& row : family.linears) {
+      case Role::kBias:
+      case Role::kLinear:
+        for (const LinearRow& row : family.linears) {
           if (parameter.module.ends_with(message(".{}", row.path))) add_linear(config, parameter, row, parts);
         }
         continue;
@@ -286,10 +277,10 @@ std::vector<GgufPart> gguf_parts(const ModelConfig& config) {
   return parts;
 }
 
-format::GgufMetadata gguf_hyperparameters(const ModelConfig& config) {
-  const format::GgufRow& row = config.family->gguf;
+GgufMetadata gguf_hyperparameters(const ModelConfig& config) {
+  const GgufRow& row = config.family->gguf;
   if (row.architecture.empty()) refuse(config, "does not compute this family");
-  format::GgufMetadata out;
+  GgufMetadata out;
   Keys keys(row.architecture, out);
   keys.number("vocab_size", config.vocab_size);
   keys.number("context_length", context_length(config));
@@ -327,4 +318,4 @@ format::GgufMetadata gguf_hyperparameters(const ModelConfig& config) {
   return out;
 }
 
-}  // namespace qlorapp
+}  // namespace qlorapp::format

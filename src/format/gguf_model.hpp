@@ -6,14 +6,14 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "format/gguf.hpp"
 #include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 
-namespace qlorapp {
+namespace qlorapp::format {
 
 /// A tensor of the file, made of a parameter of the model.
 struct GgufPart {
@@ -24,18 +24,18 @@ struct GgufPart {
   int64_t heads = 0;      ///< Above 0: the halves of each head's rows become neighbors.
   bool adds_one = false;  ///< The norm multiplies by 1 + w.
   double factor = 1;      ///< Of the values.
-  format::Role role = format::Role::kLinear;
+  Role role = Role::kLinear;
   int64_t layer = -1;
   std::vector<float> values = {};
 };
 
-/// The rows of a part, in its order. @param values  (rows of the parameter, any), such as the weight or a low-rank factor of it.
-[[nodiscard]] at::Tensor rows_of(const GgufPart& part, const at::Tensor& values);
-
 /// @throws UnsupportedModel for what llama.cpp does not compute as this model does, naming key and value.
-[[nodiscard]] std::vector<GgufPart> gguf_parts(const format::ModelConfig& config);
+[[nodiscard]] std::vector<GgufPart> gguf_parts(const ModelConfig& config);
+
+/// What llama.cpp calls a linear layer of a block: "attn_q".
+[[nodiscard]] std::string_view gguf_name(const Family& family, const LinearRow& row);
 
 /// Keys of the architecture ("llama.block_count" …), in a fixed order. @throws as gguf_parts().
-[[nodiscard]] format::GgufMetadata gguf_hyperparameters(const format::ModelConfig& config);
+[[nodiscard]] GgufMetadata gguf_hyperparameters(const ModelConfig& config);
 
-}  // namespace qlorapp
+}  // namespace qlorapp::format

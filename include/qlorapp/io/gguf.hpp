@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+/// GGUF files as models: whatever takes a model's folder takes the folder that stands for such a file.
+#pragma once
+
+#include <string>
+
+namespace qlorapp {
+
+/// A folder with config.json, generation_config.json, tokenizer and chat template of a GGUF file; its weights are read from the file itself. It is
+/// in TMPDIR and goes when the process ends; the same file gives the same folder.
+/// @param path  a file; a folder comes back as it is.
+/// @throws IoError; FormatError by byte and rule for a file that is damaged or hostile, and for a tokenizer that is not known;
+///         UnsupportedModel for an architecture that is not computed.
+[[nodiscard]] std::string model_folder(const std::string& path);
+
+/// The path that gave the folder; others come back as they are.
+[[nodiscard]] std::string model_path(const std::string& folder);
+
+}  // namespace qlorapp

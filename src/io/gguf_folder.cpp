@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/check.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
+#include "format/gguf.hpp"
+#include "format/gguf_config.hpp"
+#include "format/gguf_folders.hpp"
+#include "json/python_json.hpp"
+#include "qlorapp/io/gguf.hpp"
+#include "text/gguf_vocabulary.hpp"
+
+namespace qlorapp {
+namespace {
+
+using format::GgufFile;
+
+GgufVocabulary vocabulary_of(const GgufFile& file) {
+  GgufVocabulary out;
+  const auto text = [&](const char* name) { return file.get<std::string>(message("tokenizer.ggml.{}", name)); };
+  const auto truth = [&](const char* name) { return file.get<int64_t>(message("tokenizer.ggml.{}", name)); };
+  const auto id = [&](const char* name) -> std::optional<TokenId> {
+    const auto found = truth(name);
+    return found ? std::optional(static_cast<TokenId>(*found)) : std::nullopt;
+  };
+  out.model = file.require<std::string>("tokenizer.ggml.model");
+  out.pre = text("pre").value_or("default");
+  out.tokens = file.require<std::vector<std::string>>("tokenizer.ggml.tokens");
+  const auto types = file.require<std::vector<int64_t>>("tokenizer.ggml.token_type");
+  out.types.assign(types.begin(), types.end());
+  const auto scores = file.get<std::vector<double>>("tokenizer.ggml.scores").value_or(std::vector<double>{});
+  out.scores.assign(scores.begin(), scores.end());
+  out.merges = file.get<std::vector<std::string>>("tokenizer.ggml.merges").value_or(std::vector<std::string>{});
+  out.bos = id("bos_token_id");
+  out.eos = id("eos_token_id");
+  out.pad = id("padding_token_id");
+  out.unknown = id("unknown_token_id");
+  for (const char* const name : {"eot_token_id", "eom_token_id"}) {
+    if (const auto end = id(name)) out.other_ends.push_back(*end);
+  }
+  // What llama.cpp assumes where a file does not say it.
+  const bool characters = out.model == "llama";
+  out.adds_bos = truth("add_bos_token").value_or(characters || out.pre == "llama-bpe" || out.pre == "tekken" ? 1 : 0) != 0;
+  out.adds_eos = truth("add_eos_token").value_or(0) != 0;
+  out.adds_space = truth("add_space_prefix").value_or(characters ? 1 : 0) != 0;
+  return out;
+}
+
+void write_files(const GgufFile& file, const std::string& folder) {
+  const auto write = [&](const char* name, const std::string& text) {
+    files::write_file_atomically(files::path_in(folder, name), text);
+  };
+  const GgufVocabulary vocabulary = vocabulary_of(file);
+  const TokenizerTexts texts = tokenizer_texts(vocabulary, file.path());
+  write("tokenizer.json", texts.tokenizer);
+  write("tokenizer_config.json", texts.config);
+  if (const auto jinja = file.get<std::string>("tokenizer.chat_template")) write("chat_template.jinja", *jinja);
+  format::Json ends = format::Json::array();
+  if (vocabulary.eos) ends.push_back(*vocabulary.eos);
+  for (const TokenId end : vocabulary.other_ends) ends.push_back(end);
+  format::Json generation = format::Json::object();
+  if (vocabulary.bos) generation["bos_token_id"] = *vocabulary.bos;
+  if (!ends.empty()) generation["eos_token_id"] = ends;
+  write("generation_config.json", format::dump_python_json(generation, format::kConfigStyle) + "\n");
+  write("config.json", format::gguf_config_json(file));
+}
+
+/// The folders of this process.
+class Folders {
+ public:
+  ~Folders() {
+    if (::getpid() != owner_) return;  // a forked process leaves them
+    for (const auto& [key, folder] : by_file_) files::remove_folder(folder);
+  }
+
+  std::string folder_of(const std::string& path) {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) throw IoError(message("[model] {} cannot be read.", path), errno);
+    const std::string key = message("{} {} {} {}", path, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+    const std::lock_guard lock(mutex_);
+    if (const auto found = by_file_.find(key); found != by_file_.end()) return found->second;
+    const GgufFile file(path);
+    const char* const base = std::getenv("TMPDIR");
+    std::string folder = files::path_in(base == nullptr || *base == '\0' ? "/tmp" : base, "qlorapp-gguf-XXXXXX");
+    if (::mkdtemp(folder.data()) == nullptr)
+      throw IoError(message("[model] no folder can be made in {}.", files::parent_of(folder)), errno);
+    try {
+      write_files(file, folder);
+    } catch (...) {
+      files::remove_folder(folder);
+      throw;
+    }
+    format::set_gguf_of(folder, path);
+    by_file_.emplace(key, folder);
+    return folder;
+  }
+
+ private:
+  pid_t owner_ = ::getpid();
+  std::mutex mutex_;
+  std::map<std::string, std::string> by_file_;
+};
+
+}  // namespace
+
+std::string model_folder(const std::string& path) {
+  if (!path.ends_with(".gguf") || files::is_folder(path)) return path;
+  static Folders folders;
+  return folders.folder_of(path);
+}
+
+std::string model_path(const std::string& folder) {
+  std::string file = format::gguf_of(folder);
+  return file.empty() ? folder : file;
+}
+
+}  // namespace qlorapp
