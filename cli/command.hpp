@@ -7,6 +7,10 @@
 
 #include "qlorapp/core/error.hpp"
 
+namespace qlorapp {
+struct ExportVerification;
+}
+
 namespace qlorapp::cli {
 
 using Arguments = std::vector<std::string>;
@@ -35,5 +39,9 @@ int eval(const Arguments& arguments);
 int generate(const Arguments& arguments);
 int inspect(const Arguments& arguments);
 int verify_resume(const Arguments& arguments);
+int verify_export(const Arguments& arguments);
+
+/// Prints the table of a comparison.
+void print_verification(const ExportVerification& found);
 
 }  // namespace qlorapp::cli

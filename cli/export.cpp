@@ -9,13 +9,15 @@
 #include "model_options.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/units.hpp"
+#include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/measured_memory.hpp"
+#include "qlorapp/train/verify_export.hpp"
 
 namespace qlorapp::cli {
-
 int export_to(const Arguments& arguments) {
   ModelOptions model;
   std::string adapter, base;
+  bool verify = true;
   ExportOptions options;
   CommandLine line(
       "export", "--model DIR [--adapter DIR] --gguf FILE | --ollama DIR | --adapter_for NAME --output DIR",
@@ -40,6 +42,7 @@ int export_to(const Arguments& arguments) {
               "training used: quantized by quant_type, double_quant and block_size, and back)");
   line.option("chat_template", options.chat_template,
               "with --gguf and --ollama: a name or a .jinja file; default: the template of adapter or model");
+  line.option("verify", verify, "run eight prompts through the model and what was written of it, and compare (verify-export)");
   line.parse(arguments);
   if (!base.empty()) options.merge.base = parse_merge_base(base);
   options.merge.quantization = model.quantization();
@@ -62,7 +65,12 @@ int export_to(const Arguments& arguments) {
   bar.line(message("{} written{}", written,
                    options.ollama.empty() ? "" : message("; next: cd {} && ollama create NAME -f Modelfile", written)));
   std::printf("peak memory of tensors: %s\n", to_string(peak).c_str());
-  return 0;
+  if (!verify) return 0;
+  const auto found = verify_written(model.model, adapter, options, written, parse_device("auto"));
+  if (!found) return 0;
+  print_verification(*found);
+  print_line(stdout, message("receipt: {}.verify.json", written));
+  return found->holds() ? 0 : 1;
 }
 
 }  // namespace qlorapp::cli

@@ -476,7 +476,7 @@ def count_parameters(config_json: str, lora_config_json: str) -> tuple[typing.An
 
 def dtype_on(device: str, wanted: torch.dtype) -> torch.dtype: ...
 
-def export_model(model: str, adapter: str, *, gguf: str='', gguf_adapter: str='', ollama: str='', ollama_base: str='', merged: str='', adapter_for: str='', output: str='', type: str='', chat_template: str='', base: str | None=None, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> str:
+def export_model(model: str, adapter: str, *, gguf: str='', gguf_adapter: str='', ollama: str='', ollama_base: str='', merged: str='', adapter_for: str='', output: str='', type: str='', chat_template: str='', base: str | None=None, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], verify: bool=False, progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> str:
     """Writes a model or adapter for other programs; include/qlorapp/io/export.hpp."""
 
 def forward_cached(model: CausalLM, cache: GenerationCache, tokens: torch.Tensor, counts: collections.abc.Sequence[typing.SupportsInt], every_token: bool=False) -> torch.Tensor:
@@ -548,6 +548,9 @@ def training_arguments_aliases() -> dict[str, tuple[str, bool]]: ...
 
 def training_arguments_fields() -> list[typing.Any]:
     """[(name, type, default as JSON, doc)]"""
+
+def verify_export(paths: collections.abc.Sequence[str], *, base: str='', load_in_4bit: bool=True, device: torch.device=..., prompts: collections.abc.Sequence[str]=[], max_new_tokens: typing.SupportsInt=32) -> str:
+    """The receipt of a comparison, a JSON text; include/qlorapp/train/verify_export.hpp."""
 
 def warmup_steps(warmup_steps: typing.SupportsFloat, warmup_ratio: typing.SupportsFloat, training_steps: typing.SupportsInt) -> int: ...
 

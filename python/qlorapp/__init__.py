@@ -54,7 +54,7 @@ assert _C.torch_version == _TORCH_VERSION
 
 from . import _logging, nn, optim  # noqa: E402, F401  (logging first, to receive the others' lines)
 from ._C import Accumulator, CausalLM, FormatError, QuantizedTensor, Quantizer, load_model, quantize_checkpoint  # noqa: E402
-from .exporting import export  # noqa: E402
+from .exporting import export, verify_export  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
 from .memory import MemoryPlan, find_max_batch_size, plan  # noqa: E402
@@ -133,6 +133,7 @@ __all__ = [
     "plan",
     "prepare_model_for_kbit_training",
     "quantize_checkpoint",
+    "verify_export",
 ]
 
 

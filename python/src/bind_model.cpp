@@ -15,6 +15,7 @@
 #include "format/config_json.hpp"
 #include "io/linear_weight.hpp"
 #include "lora_config_json.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/data/collate.hpp"
 #include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/io/adapter.hpp"
@@ -24,6 +25,7 @@
 #include "qlorapp/io/merge.hpp"
 #include "qlorapp/io/save_model.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/train/verify_export.hpp"
 #include "quantizer_options.hpp"
 
 namespace qlorapp::python {
@@ -78,14 +80,32 @@ std::string write_export(const std::string& model, const std::string& adapter, c
                          const std::string& merged, const std::string& adapter_for, const std::string& output,
                          const std::string& type, const std::string& chat_template, const std::optional<std::string>& base,
                          const std::string& quant_type, int64_t block_size, bool double_quant, int64_t nested_block_size,
-                         const std::string& compat, std::vector<std::string> skip_modules,
+                         const std::string& compat, std::vector<std::string> skip_modules, bool verify,
                          const std::optional<Progress>& progress) {
   ExportOptions options{gguf, gguf_adapter, ollama, ollama_base, merged, adapter_for, output, type, chat_template, {}};
   if (base) options.merge.base = parse_merge_base(*base);
   options.merge.quantization = quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat);
   options.merge.skip_modules = std::move(skip_modules);
   if (progress) options.merge.progress = *progress;
-  return export_model(model, adapter, options);
+  const std::string written = export_model(model, adapter, options);
+  if (!verify) return written;
+  if (const auto found = verify_written(model, adapter, options, written, at::kCPU)) {
+    for (const VerifiedForm& form : found->forms) {
+      for (const std::string& cause : form.causes) log_warning(message("[export] {}: {}", form.path, cause));
+    }
+  }
+  return written;
+}
+
+std::string compare_exports(const std::vector<std::string>& paths, const std::string& base, bool load_in_4bit, at::Device device,
+                            std::vector<std::string> prompts, int64_t max_new_tokens) {
+  VerifyOptions options;
+  options.base = base;
+  options.load_in_4bit = load_in_4bit;
+  options.device = device;
+  options.prompts = std::move(prompts);
+  options.max_new_tokens = max_new_tokens;
+  return verify_export(paths, options).json();
 }
 
 void save(const CausalLM& model, const std::string& source, const std::string& output, const std::string& storage,
@@ -301,6 +321,9 @@ void bind_model(py::module_& m) {
            py::arg("skip_modules") = std::nullopt, py::arg("compute_dtype") = std::nullopt, NoGil(),
            "Writes the frozen base as a Hugging Face folder; include/qlorapp/io/save_model.hpp.");
 
+  m.def("verify_export", &compare_exports, py::arg("paths"), py::kw_only(), py::arg("base") = "", py::arg("load_in_4bit") = true,
+        py::arg("device") = at::Device(at::kCPU), py::arg("prompts") = std::vector<std::string>{}, py::arg("max_new_tokens") = 32,
+        NoGil(), "The receipt of a comparison, a JSON text; include/qlorapp/train/verify_export.hpp.");
   m.def("model_folder", &model_folder, py::arg("path"), "include/qlorapp/io/gguf.hpp.");
   m.def("model_path", &model_path, py::arg("folder"), "include/qlorapp/io/gguf.hpp.");
   m.def("load_model", &load, py::arg("folder"), py::kw_only(), py::arg("compute_dtype"), py::arg("load_in_4bit") = true,
@@ -325,7 +348,7 @@ void bind_model(py::module_& m) {
         py::arg("adapter_for") = "", py::arg("output") = "", py::arg("type") = "", py::arg("chat_template") = "",
         py::arg("base") = std::nullopt, py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
         py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{},
-        py::arg("progress") = std::nullopt, NoGil(),
+        py::arg("verify") = false, py::arg("progress") = std::nullopt, NoGil(),
         "Writes a model or adapter for other programs; include/qlorapp/io/export.hpp.");
 }
 

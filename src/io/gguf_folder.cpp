@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstdlib>
-#include <map>
-#include <mutex>
+#include <optional>
 #include <string>
-#include <utility>
+#include <vector>
 
-#include <sys/stat.h>
-#include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
+#include "file_folders.hpp"
 #include "files/atomic_file.hpp"
 #include "files/folder.hpp"
 #include "format/gguf.hpp"
@@ -73,48 +71,14 @@ void write_files(const GgufFile& file, const std::string& folder) {
   write("config.json", format::gguf_config_json(file));
 }
 
-/// The folders of this process.
-class Folders {
- public:
-  ~Folders() {
-    if (::getpid() != owner_) return;  // a forked process leaves them
-    for (const auto& [key, folder] : by_file_) files::remove_folder(folder);
-  }
-
-  std::string folder_of(const std::string& path) {
-    struct stat status {};
-    if (::stat(path.c_str(), &status) != 0) throw IoError(message("[model] {} cannot be read.", path), errno);
-    const std::string key = message("{} {} {} {}", path, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
-    const std::lock_guard lock(mutex_);
-    if (const auto found = by_file_.find(key); found != by_file_.end()) return found->second;
-    const GgufFile file(path);
-    const char* const base = std::getenv("TMPDIR");
-    std::string folder = files::path_in(base == nullptr || *base == '\0' ? "/tmp" : base, "qlorapp-gguf-XXXXXX");
-    if (::mkdtemp(folder.data()) == nullptr)
-      throw IoError(message("[model] no folder can be made in {}.", files::parent_of(folder)), errno);
-    try {
-      write_files(file, folder);
-    } catch (...) {
-      files::remove_folder(folder);
-      throw;
-    }
-    format::set_gguf_of(folder, path);
-    by_file_.emplace(key, folder);
-    return folder;
-  }
-
- private:
-  pid_t owner_ = ::getpid();
-  std::mutex mutex_;
-  std::map<std::string, std::string> by_file_;
-};
-
 }  // namespace
 
 std::string model_folder(const std::string& path) {
   if (!path.ends_with(".gguf") || files::is_folder(path)) return path;
-  static Folders folders;
-  return folders.folder_of(path);
+  return folder_for_file(path, "model", [&](const std::string& folder) {
+    write_files(GgufFile(path), folder);
+    format::set_gguf_of(folder, path);
+  });
 }
 
 std::string model_path(const std::string& folder) {

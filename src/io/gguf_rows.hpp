@@ -17,4 +17,11 @@ namespace qlorapp {
   return rows.reshape({part.heads, 2, half, -1}).transpose(1, 2).reshape(rows.sizes());
 }
 
+/// The other way, for a part that is a whole parameter.
+[[nodiscard]] inline at::Tensor rows_back(const format::GgufPart& part, const at::Tensor& rows) {
+  if (part.heads == 0) return rows;
+  const int64_t half = part.shape[0] / part.heads / 2;
+  return rows.reshape({part.heads, half, 2, -1}).transpose(1, 2).reshape(rows.sizes());
+}
+
 }  // namespace qlorapp

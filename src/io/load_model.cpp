@@ -25,6 +25,7 @@ class Loader {
  public:
   Loader(const std::string& folder, const LoadOptions& options)
       : model_(format::open_model_folder(folder)), files_(model_.tensors), config_(model_.config), options_(options) {
+    options_.device = at::empty({0}, options.device).device();  // "cuda" is one of them
     options_.compute_dtype = dtype_on(gpu_architecture(options.device), options.compute_dtype);
     if (!model_.other_parts.empty()) {
       log_info(message("[load] {} is a {}: its text is computed here ({} of the family {}). Not read here: {}.", folder,

@@ -15,7 +15,7 @@ import qlorapp
 import torch
 import transformers
 from llama_cpp import LlamaCpp
-from test_export_gguf import CASES, IDS, TINY, VOCABULARY, write
+from test_export_gguf import CASES, IDS, TINY, VOCABULARY, export, write
 
 ROUNDS = [
     {"role": "system", "content": "Be brief."},
@@ -56,9 +56,9 @@ def test_llama_cpp_runs_the_adapter_over_the_base(case, tmp_path):
     """Whose file another program may have made; equal to PEFT, and to the merged file."""
     folder = write(tmp_path / "model", **CASES[case])
     model, adapter = adapted(folder)
-    qlorapp.export(folder, gguf=tmp_path / "base.gguf", type="F32")
-    assert qlorapp.export(folder, adapter=adapter, gguf_adapter=tmp_path / "a.gguf") == str(tmp_path / "a.gguf")
-    qlorapp.export(folder, adapter=adapter, gguf=tmp_path / "merged.gguf", type="F32")
+    export(folder, gguf=tmp_path / "base.gguf", type="F32")
+    assert export(folder, adapter=adapter, gguf_adapter=tmp_path / "a.gguf") == str(tmp_path / "a.gguf")
+    export(folder, adapter=adapter, gguf=tmp_path / "merged.gguf", type="F32")
     bound = 2e-2 if "Gemma" in case else 1e-4
     for theirs in (LlamaCpp(tmp_path / "base.gguf", adapter=tmp_path / "a.gguf"), LlamaCpp(tmp_path / "merged.gguf")):
         worst, compared = distance(theirs, model)
@@ -82,17 +82,17 @@ def test_scales_are_in_the_file(options, tmp_path):
     model, adapter = adapted(folder, **options)
     for parameter in (p for name, p in model.named_parameters() if "lora_embedding_B" in name):
         assert parameter.abs().max() > 0
-    qlorapp.export(folder, adapter=adapter, gguf_adapter=tmp_path / "a.gguf")
+    export(folder, adapter=adapter, gguf_adapter=tmp_path / "a.gguf")
     (tmp_path / "config").mkdir()
     shutil.copy(folder / "config.json", tmp_path / "config")  # is enough
     if "embed_tokens" in options.get("target_modules", ()):  # but to compare the table that PEFT saves beside its adapter
         with pytest.raises(qlorapp.FormatError, match="low-rank matrices alone.*base_layer"):
-            qlorapp.export(tmp_path / "config", adapter=adapter, gguf_adapter=tmp_path / "b.gguf")
+            export(tmp_path / "config", adapter=adapter, gguf_adapter=tmp_path / "b.gguf")
     else:
-        qlorapp.export(tmp_path / "config", adapter=adapter, gguf_adapter=tmp_path / "b.gguf")
+        export(tmp_path / "config", adapter=adapter, gguf_adapter=tmp_path / "b.gguf")
         data = [gguf.GGUFReader(tmp_path / name).tensors for name in ("a.gguf", "b.gguf")]
         assert all(a.name == b.name and numpy.array_equal(a.data, b.data) for a, b in zip(*data, strict=True))
-    qlorapp.export(folder, gguf=tmp_path / "base.gguf", type="F32")
+    export(folder, gguf=tmp_path / "base.gguf", type="F32")
     worst, compared = distance(LlamaCpp(tmp_path / "base.gguf", adapter=tmp_path / "a.gguf"), model)
     assert worst <= 1e-4 and compared >= 1
 
@@ -100,7 +100,7 @@ def test_scales_are_in_the_file(options, tmp_path):
 def test_a_smaller_file_and_its_command(tmp_path):
     folder = write(tmp_path / "model")
     _, adapter = adapted(folder)
-    command = ("export", "--model", folder, "--adapter", adapter, "--gguf_adapter")
+    command = ("export", "--verify", "false", "--model", folder, "--adapter", adapter, "--gguf_adapter")
     peer.run_cli(*command, tmp_path / "a.gguf")
     peer.run_cli(*command, tmp_path / "b.gguf", "--type", "F16")
     wide, half = ({t.name: t.data for t in gguf.GGUFReader(tmp_path / name).tensors} for name in ("a.gguf", "b.gguf"))
@@ -121,9 +121,9 @@ def test_what_such_a_file_does_not_hold_is_refused(options, reason, tmp_path):
     folder = write(tmp_path / "model", tie_word_embeddings=options.pop("tie", False), attention_bias=biases, mlp_bias=biases)
     _, adapter = adapted(folder, **options)
     with pytest.raises(qlorapp.FormatError, match=reason):
-        qlorapp.export(folder, adapter=adapter, gguf_adapter=tmp_path / "a.gguf")
+        export(folder, adapter=adapter, gguf_adapter=tmp_path / "a.gguf")
     assert not (tmp_path / "a.gguf").exists()
-    qlorapp.export(folder, adapter=adapter, gguf=tmp_path / "merged.gguf", type="F32")  # the way out that it names
+    export(folder, adapter=adapter, gguf=tmp_path / "merged.gguf", type="F32")  # the way out that it names
     assert (
         distance(LlamaCpp(tmp_path / "merged.gguf"), peft.AutoPeftModelForCausalLM.from_pretrained(adapter).eval())[0] <= 1e-4
     )
@@ -137,7 +137,7 @@ def settings(folder):
 
 
 def test_ollama_gets_template_and_stops(tmp_path):
-    peer.run_cli("export", "--model", TINY, "--ollama", tmp_path / "o", "--type", "Q8_0")
+    peer.run_cli("export", "--verify", "false", "--model", TINY, "--ollama", tmp_path / "o", "--type", "Q8_0")
     assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["MANIFEST.json", "Modelfile", "model.gguf"]
     template, text = settings(tmp_path / "o")
     assert "FROM ./model.gguf\n" in text and 'PARAMETER stop "<|eot_id|>"' in text
@@ -156,13 +156,13 @@ NO_FORM = set()
 
 def test_every_named_template_has_its_form(tmp_path):
     with pytest.raises(ValueError, match="must be one of") as error:
-        qlorapp.export(TINY, ollama=tmp_path / "o", chat_template="none")
+        export(TINY, ollama=tmp_path / "o", chat_template="none")
     names = re.search(r"one of \[(.*?)\]", str(error.value))[1].split(", ")
     tokenizer, refused, with_system = transformers.AutoTokenizer.from_pretrained(TINY), set(), 0
     for name in names:
         folder = tmp_path / name
         try:
-            qlorapp.export(TINY, ollama=folder, type="F16", chat_template=name)
+            export(TINY, ollama=folder, type="F16", chat_template=name)
         except qlorapp.FormatError as reason:
             assert "cannot be written in Ollama's language" in str(reason) and not folder.exists()
             refused.add(name)
@@ -182,7 +182,7 @@ def test_an_adapter_over_a_model_of_ollama(tmp_path):
     folder = write(tmp_path / "model")
     _, adapter = adapted(folder)
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}))
-    qlorapp.export(folder, adapter=adapter, ollama=tmp_path / "o", ollama_base="llama3.2:1b")
+    export(folder, adapter=adapter, ollama=tmp_path / "o", ollama_base="llama3.2:1b")
     text = (tmp_path / "o" / "Modelfile").read_text()
     assert "FROM llama3.2:1b\nADAPTER ./adapter.gguf\n" in text
     assert {"PARAMETER temperature 0.6", "PARAMETER top_p 0.9", "PARAMETER repeat_penalty 1.05"} <= set(text.splitlines())
@@ -193,22 +193,22 @@ def test_bad_input(tmp_path):
     folder = write(tmp_path / "model")
     _, adapter = adapted(folder)
     with pytest.raises(ValueError, match="needs one of .gguf, gguf_adapter, ollama, merged, adapter_for.; got none"):
-        qlorapp.export(folder)
+        export(folder)
     with pytest.raises(ValueError, match="needs one of .*got .gguf, merged."):
-        qlorapp.export(folder, adapter=adapter, gguf=tmp_path / "a", merged=tmp_path / "b")
+        export(folder, adapter=adapter, gguf=tmp_path / "a", merged=tmp_path / "b")
     with pytest.raises(ValueError, match="gguf_adapter needs an adapter"):
-        qlorapp.export(folder, gguf_adapter=tmp_path / "a")
+        export(folder, gguf_adapter=tmp_path / "a")
     with pytest.raises(ValueError, match="ollama_base has a use with ollama alone; got gguf"):
-        qlorapp.export(folder, gguf=tmp_path / "a", ollama_base="x")
+        export(folder, gguf=tmp_path / "a", ollama_base="x")
     with pytest.raises(ValueError, match="type of an adapter must be F32, F16 or BF16; got 'Q8_0'"):
-        qlorapp.export(folder, adapter=adapter, gguf_adapter=tmp_path / "a", type="Q8_0")
+        export(folder, adapter=adapter, gguf_adapter=tmp_path / "a", type="Q8_0")
     other = write(tmp_path / "other", hidden_size=128)
     with pytest.raises(qlorapp.FormatError, match="must be of a weight of shape"):
-        qlorapp.export(other, adapter=adapter, gguf_adapter=tmp_path / "a")
+        export(other, adapter=adapter, gguf_adapter=tmp_path / "a")
     silent = shutil.copytree(folder, tmp_path / "silent")
     (silent / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ loop.index }}{{ m['content'] }}{% endfor %}{{ messages | length }}"
     )
     with pytest.raises(qlorapp.FormatError, match="cannot be written in Ollama's language: what it writes around"):
-        qlorapp.export(silent, ollama=tmp_path / "o")
+        export(silent, ollama=tmp_path / "o")
     assert not {"a", "b", "o"} & {path.name for path in tmp_path.iterdir()}

@@ -14,7 +14,7 @@ import transformers
 from families import FAMILIES
 from safetensors.torch import load_file
 from test_export_adapter import adapted
-from test_export_gguf import write
+from test_export_gguf import export, write
 
 #: Layers' names that vLLM's classes of a family expect (packed_modules_mapping expanded; vllm/lora/lora_model.py, September 2026).
 SPLIT = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -57,7 +57,7 @@ def same(ours, theirs):
 @pytest.mark.parametrize("case", ["Llama", "Qwen3", "Gemma 3", "Phi-3", "GLM-4", "Granite", "Hunyuan"])
 def test_vllm(case, options, tmp_path):
     model, adapter = adapted(write(tmp_path / "model", **FAMILIES[case]), **options)
-    assert qlorapp.export(tmp_path / "model", adapter=adapter, adapter_for="vllm", output=tmp_path / "o") == str(tmp_path / "o")
+    assert export(tmp_path / "model", adapter=adapter, adapter_for="vllm", output=tmp_path / "o") == str(tmp_path / "o")
     ours, config = served(tmp_path / "o")
     expected = {}
     for name, change in changes_of(model).items():
@@ -114,7 +114,7 @@ def test_peft_and_transformers_apply_everything(server, options, tmp_path):
             if "modules_to_save" in name or "embedding_B" in name:
                 parameter.add_(0.01)
     model.save_pretrained(adapter)
-    qlorapp.export(tmp_path / "model", adapter=adapter, adapter_for=server, output=tmp_path / "o")
+    export(tmp_path / "model", adapter=adapter, adapter_for=server, output=tmp_path / "o")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
     ids = torch.tensor([[3, 5, 7, 11]])
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_names_of_older_files_become_those_in_memory(tmp_path):
 
     save_file(renamed, adapter / "adapter_model.safetensors", {"format": "pt"})
     for server in ("vllm", "sglang"):
-        qlorapp.export(tmp_path / "model", adapter=adapter, adapter_for=server, output=tmp_path / server)
+        export(tmp_path / "model", adapter=adapter, adapter_for=server, output=tmp_path / server)
         assert same(served(tmp_path / server)[0], expected)
 
 
@@ -160,18 +160,18 @@ def test_names_of_older_files_become_those_in_memory(tmp_path):
 def test_what_a_server_ignores_is_refused(server, options, reason, tmp_path):
     _, adapter = adapted(write(tmp_path / "model"), **options)
     with pytest.raises((qlorapp.FormatError, ValueError), match=reason):
-        qlorapp.export(tmp_path / "model", adapter=adapter, adapter_for=server, output=tmp_path / "o")
+        export(tmp_path / "model", adapter=adapter, adapter_for=server, output=tmp_path / "o")
     assert not (tmp_path / "o").exists()
 
 
 def test_llama_cpp_gets_a_file(tmp_path):
     _, adapter = adapted(write(tmp_path / "model"))
-    qlorapp.export(tmp_path / "model", adapter=adapter, adapter_for="llama.cpp", output=tmp_path / "a.gguf")
-    qlorapp.export(tmp_path / "model", adapter=adapter, gguf_adapter=tmp_path / "b.gguf")
+    export(tmp_path / "model", adapter=adapter, adapter_for="llama.cpp", output=tmp_path / "a.gguf")
+    export(tmp_path / "model", adapter=adapter, gguf_adapter=tmp_path / "b.gguf")
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
     assert gguf.GGUFReader(tmp_path / "a.gguf").fields["adapter.type"].contents() == "lora"
     with pytest.raises(ValueError, match="adapter_for needs output"):
-        qlorapp.export(tmp_path / "model", adapter=adapter, adapter_for="vllm")
+        export(tmp_path / "model", adapter=adapter, adapter_for="vllm")
     with pytest.raises(qlorapp.FormatError, match="SmolLM3ForCausalLM through transformers' classes"):
         _, adapter = adapted(write(tmp_path / "smol", family="SmolLM3"))
-        qlorapp.export(tmp_path / "smol", adapter=adapter, adapter_for="sglang", output=tmp_path / "o")
+        export(tmp_path / "smol", adapter=adapter, adapter_for="sglang", output=tmp_path / "o")

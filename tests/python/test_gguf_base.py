@@ -20,13 +20,13 @@ from gguf.quants import dequantize
 from llama_cpp import LlamaCpp, quantized
 from qlorapp import _C
 from test_export_adapter import ROUNDS
-from test_export_gguf import CASES, IDS, TINY, UNNAMED, VOCABULARY, hostile, write
+from test_export_gguf import CASES, IDS, TINY, UNNAMED, VOCABULARY, export, hostile, write
 
 KINDS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 
 
 def exported(folder, kind="F32"):
-    qlorapp.export(folder, gguf=folder.with_suffix(".gguf"), type=kind)
+    export(folder, gguf=folder.with_suffix(".gguf"), type=kind)
     return folder.with_suffix(".gguf")
 
 
@@ -110,7 +110,7 @@ def test_training_on_the_blocks(kind, tmp_path):
         torch.testing.assert_close(gradients[0][name], gradient, atol=1e-5, rtol=1e-4)
     ours.save_pretrained(tmp_path / "adapter")
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(file)
-    qlorapp.export(file, adapter=tmp_path / "adapter", gguf_adapter=tmp_path / "a.gguf")
+    export(file, adapter=tmp_path / "adapter", gguf_adapter=tmp_path / "a.gguf")
     # llama.cpp quantizes activations to eight bits for these products.
     without, with_adapter = LlamaCpp(file), LlamaCpp(file, adapter=tmp_path / "a.gguf")
     for count in (5, 14, 31):
@@ -149,7 +149,7 @@ def eval_loss(*options):
 
 def test_the_command_trains_evaluates_merges_and_plans(tmp_path):
     file = tmp_path / "tiny.gguf"
-    qlorapp.export(TINY, gguf=file, type="Q8_0")
+    export(TINY, gguf=file, type="Q8_0")
     data = TINY.parent / "train.jsonl"
     common = ("--model", file, "--data", data)
     plan = peer.run_cli("train", *common, "--output", tmp_path / "o", "--max_steps", 2, "--dry_run").stdout
@@ -174,7 +174,7 @@ def test_the_plan_counts_the_blocks(tmp_path):
     sizes = {}
     for kind in ("Q4_0", "Q8_0"):
         file = folder.with_name(f"{kind}.gguf")
-        qlorapp.export(folder, gguf=file, type=kind)
+        export(folder, gguf=file, type=kind)
         sizes[kind] = peer.run_cli("plan", "--model", file, "--gpu", "T4", "--batch", 1, "--seq", 64).stdout
     assert sizes["Q4_0"] != sizes["Q8_0"]
 
@@ -196,7 +196,7 @@ def test_tokenizers_come_back(kind, tmp_path):
 
 
 def test_conversations_and_ends_come_back(tmp_path):
-    qlorapp.export(TINY, gguf=tmp_path / "tiny.gguf", type="Q8_0")
+    export(TINY, gguf=tmp_path / "tiny.gguf", type="Q8_0")
     folder = _C.model_folder(str(tmp_path / "tiny.gguf"))
     assert folder == _C.model_folder(str(tmp_path / "tiny.gguf")) and _C.model_path(folder) == str(tmp_path / "tiny.gguf")
     ours, theirs = (transformers.AutoTokenizer.from_pretrained(path) for path in (folder, TINY))

@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/train/verify_export.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "core/check.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
+#include "format/model_folder.hpp"
+#include "io/gguf_adapter.hpp"
+#include "json/python_json.hpp"
+#include "nn/decoder.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/format/adapter_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
+#include "qlorapp/io/adapter.hpp"
+#include "qlorapp/io/device.hpp"
+#include "qlorapp/io/gguf.hpp"
+#include "qlorapp/io/load_model.hpp"
+#include "qlorapp/io/text_files.hpp"
+#include "qlorapp/json/json.hpp"
+#include "qlorapp/nn/generate.hpp"
+#include "qlorapp/text/chat_template.hpp"
+#include "qlorapp/text/tokenizer.hpp"
+#include "qlorapp/train/evaluate.hpp"
+
+namespace qlorapp {
+namespace {
+
+constexpr int64_t kMostInFloat32 = int64_t{8} << 30;
+/// Beyond these the weights are others, whatever their type loses.
+constexpr double kMostDivergence = 0.5, kChanged = 1e-4, kUnchanged = 1e-7;
+
+using Ids = std::vector<int64_t>;
+
+/// Where a form lies.
+struct Place {
+  std::string path, model, adapter;  ///< Folders; adapter is empty for a model.
+  std::string kind;
+};
+
+Place place_of(const std::string& path, const VerifyOptions& options) {
+  const bool is_file = path.ends_with(".gguf");
+  if (is_file && !is_gguf_adapter(path)) return {path, model_folder(path), "", "GGUF"};
+  const bool is_adapter = is_file || (files::exists(files::path_in(path, "adapter_config.json")) &&
+                                      !files::exists(files::path_in(path, "config.json")));
+  if (!is_adapter) return {path, path, "", "checkpoint"};
+  std::string base = options.base;
+  if (base.empty() && !is_file) base = format::load_adapter_config(path).base_model_name_or_path.value_or("");
+  QLORAPP_CHECK_VALUE(files::exists(base),
+                      "[verify] the base of the adapter {} must be a folder or a GGUF file; got '{}'. Give it as base (--model).",
+                      path, base);
+  const std::string model = model_folder(base);
+  return {path, model, is_file ? adapter_folder(path, format::settled_config(model)) : path, message("adapter over {}", base)};
+}
+
+/// A form in memory.
+struct Form {
+  Place place;
+  CausalLM model;
+  Tokenizer tokenizer;
+  std::optional<ChatTemplate> chat;
+  Ids ends;
+};
+
+std::string storage_of(const CausalLM& model) {
+  std::set<std::string> kinds;
+  for (const format::Parameter& linear : model.decoder().linear_layers()) {
+    const FrozenWeight& weight = model.decoder().own_linear(linear);
+    kinds.insert(weight.quantized.defined() ? std::string(to_string(weight.quantized.quant_type))
+                                            : std::string(at::toString(weight.dense.scalar_type())));
+  }
+  std::string all;
+  for (const std::string& kind : kinds) all += (all.empty() ? "" : " and ") + kind;
+  return all;
+}
+
+Form open(const Place& place, const VerifyOptions& options) {
+  const format::ModelConfig config = format::settled_config(place.model);
+  LoadOptions load;
+  load.device = options.device;
+  load.load_in_4bit = !place.adapter.empty() && options.load_in_4bit && config.blocks.empty();
+  const bool fits = format::parameter_count(config) * 4 <= kMostInFloat32;
+  load.compute_dtype = fits ? at::kFloat : at::kBFloat16;
+  const std::string text = !place.adapter.empty() && TextFiles::has_tokenizer(place.adapter) ? place.adapter : place.model;
+  Form form{place, load_model(place.model, load), Tokenizer::from_folder(text, place.model), ChatTemplate::from_folder(text), {}};
+  form.place.kind += ", " + storage_of(form.model);
+  std::set<int64_t> ends(form.model.config().eos_token_ids.begin(), form.model.config().eos_token_ids.end());
+  for (const TokenId id : form.tokenizer.eos_ids()) ends.insert(id);
+  if (const auto end = form.chat ? form.chat->end_of_turn() : std::nullopt) {
+    if (const auto id = form.tokenizer.token_to_id(*end)) ends.insert(*id);
+  }
+  form.ends = {ends.begin(), ends.end()};
+  return form;
+}
+
+struct Prompt {
+  std::string text;
+  Ids ids;
+};
+
+std::vector<Prompt> render(const Form& form, const std::vector<std::string>& prompts) {
+  std::vector<Prompt> out;
+  for (const std::string& prompt : prompts) {
+    Prompt made;
+    const std::vector<Message> messages{{"user", prompt}};
+    made.text = form.chat ? form.chat->render(messages, {.add_generation_prompt = true, .turns = false}).text : prompt;
+    for (const TokenId id : form.tokenizer.encode(made.text, !form.chat)) made.ids.push_back(id);
+    out.push_back(std::move(made));
+  }
+  return out;
+}
+
+/// (tokens of the answer, V) log-probabilities of each of its tokens, behind the prompt and those before it.
+at::Tensor log_probabilities(CausalLM& model, const Ids& prompt, const Ids& answer) {
+  Ids tokens = prompt;
+  tokens.insert(tokens.end(), answer.begin(), answer.end());
+  const Batch batch = Batch::of_equal_rows(at::tensor(at::ArrayRef<int64_t>(tokens)).unsqueeze(0)).to(model.device());
+  const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
+  const auto first = static_cast<int64_t>(prompt.size()) - 1;
+  return model.logits(hidden.narrow(0, first, static_cast<int64_t>(answer.size()))).to(at::kCPU, at::kFloat).log_softmax(-1);
+}
+
+/// Mean KL divergence of `other` from `own`, over the tokens that both have.
+double divergence(const at::Tensor& own, const at::Tensor& other) {
+  const int64_t tokens = std::min(own.size(1), other.size(1));
+  const at::Tensor p = own.narrow(1, 0, tokens), q = other.narrow(1, 0, tokens);
+  return std::max(0.0, (p.exp() * (p - q)).sum(-1).mean().item<double>());
+}
+
+std::vector<Ids> answers_of(Form& form, const std::vector<Prompt>& prompts, int64_t most) {
+  std::vector<Ids> ids;
+  for (const Prompt& prompt : prompts) ids.push_back(prompt.ids);
+  GenerateOptions options;
+  options.max_new_tokens = most;
+  options.eos_token_ids = form.ends;
+  return generate(form.model, ids, options);
+}
+
+double shared_tokens(const Ids& own, const Ids& other) {
+  const auto end = std::mismatch(own.begin(), own.end(), other.begin(), other.end()).first;
+  return own.empty() ? 1.0 : static_cast<double>(end - own.begin()) / static_cast<double>(own.size());
+}
+
+std::string shown(std::string_view text) {
+  std::string out = nlohmann::json(text.substr(0, 60)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return text.size() > 60 ? out + "…" : out;
+}
+
+class Verifier {
+ public:
+  explicit Verifier(const VerifyOptions& options)
+      : options_(options), prompts_(options.prompts.empty() ? default_prompts() : options.prompts) {}
+
+  VerifiedForm reference(const std::string& path) {
+    const Place place = place_of(path, options_);
+    VerifiedForm found;
+    {
+      Form form = open(place, options_);
+      if (!place.adapter.empty()) load_adapter(form.model, place.adapter);
+      rendered_ = render(form, prompts_);
+      answers_ = answers_of(form, rendered_, options_.max_new_tokens);
+      for (size_t i = 0; i < rendered_.size(); ++i) own_.push_back(log_probabilities(form.model, rendered_[i].ids, answers_[i]));
+      ends_ = names_of_ends(form);
+      found = measured(form, path, rendered_, answers_, own_);
+    }
+    if (!place.adapter.empty()) find_base(place);
+    if (base_divergence_ && *base_divergence_ < kUnchanged)
+      found.causes.emplace_back("the adapter changes nothing: its matrices B are zero, or of another model");
+    return found;
+  }
+
+  VerifiedForm other(const std::string& path) {
+    const Place place = place_of(path, options_);
+    Form form = open(place, options_);
+    if (!place.adapter.empty()) load_adapter(form.model, place.adapter);
+    const std::vector<Prompt> prompts = render(form, prompts_);
+    const std::vector<Ids> answers = answers_of(form, prompts, options_.max_new_tokens);
+    std::vector<at::Tensor> found;
+    const int64_t rows = form.model.config().vocab_size;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const bool fits = std::ranges::all_of(answers_[i], [&](int64_t id) { return id < rows; });
+      if (fits) found.push_back(log_probabilities(form.model, prompts[i].ids, answers_[i]));
+    }
+    VerifiedForm out = measured(form, path, prompts, answers, found);
+    find_causes(out, form, prompts, found);
+    return out;
+  }
+
+ private:
+  /// How far the base is from the reference, over the reference's answers. The base has the storage that it has below the adapter.
+  void find_base(const Place& place) {
+    Form base = open(place, options_);
+    double sum = 0;
+    for (size_t i = 0; i < rendered_.size(); ++i) {
+      base_.push_back(log_probabilities(base.model, rendered_[i].ids, answers_[i]));
+      sum += divergence(own_[i], base_[i]);
+    }
+    base_divergence_ = sum / static_cast<double>(rendered_.size());
+  }
+
+  static std::set<std::string> names_of_ends(const Form& form) {
+    std::set<std::string> names;
+    for (const int64_t id : form.ends) names.insert(form.tokenizer.id_to_token(static_cast<TokenId>(id)).value_or(""));
+    return names;
+  }
+
+  VerifiedForm measured(Form& form, const std::string& path, const std::vector<Prompt>& prompts, const std::vector<Ids>& answers,
+                        const std::vector<at::Tensor>& found) const {
+    VerifiedForm out;
+    out.path = path;
+    out.kind = form.place.kind;
+    out.prompts = std::ssize(prompts);
+    double shared = 0, apart = 0;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      out.same_texts += prompts[i].text == rendered_[i].text ? 1 : 0;
+      out.same_ids += prompts[i].ids == rendered_[i].ids ? 1 : 0;
+      out.same_first += !answers[i].empty() && answers[i].front() == answers_[i].front() ? 1 : 0;
+      shared += shared_tokens(answers_[i], answers[i]);
+      out.ended += !answers[i].empty() && std::ranges::binary_search(form.ends, answers[i].back()) ? 1 : 0;
+      if (i < found.size()) apart += divergence(own_[i], found[i]);
+    }
+    out.same_tokens = shared / static_cast<double>(prompts.size());
+    out.divergence = found.empty() ? 0 : apart / static_cast<double>(found.size());
+    if (!options_.rows.empty()) out.loss = evaluate(form.model, options_.rows, {}).token_weighted;
+    return out;
+  }
+
+  void find_causes(VerifiedForm& out, const Form& form, const std::vector<Prompt>& prompts,
+                   const std::vector<at::Tensor>& found) const {
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const Prompt &own = rendered_[i], &other = prompts[i];
+      if (own.text != other.text) {
+        const auto at = static_cast<size_t>(
+            std::mismatch(own.text.begin(), own.text.end(), other.text.begin(), other.text.end()).first - own.text.begin());
+        out.causes.push_back(message("template: prompt {} is rendered otherwise from character {} on: {} here, {} there", i + 1,
+                                     at + 1, shown(std::string_view(other.text).substr(at)),
+                                     shown(std::string_view(own.text).substr(at))));
+        break;
+      }
+      if (own.ids != other.ids) {
+        out.causes.push_back(cause_of_ids(own.ids, other.ids, i));
+        break;
+      }
+    }
+    if (found.size() < prompts.size())
+      out.causes.emplace_back("vocabulary: the reference answers with tokens that this form has not");
+    const std::set<std::string> ends = names_of_ends(form);
+    for (const std::string& end : ends_) {
+      if (!ends.contains(end))
+        out.causes.push_back(message("EOS: {} ends the reference's answers, and none of this form", shown(end)));
+    }
+    const bool is_base = base_divergence_ && *base_divergence_ > kChanged && found.size() == base_.size() && !found.empty() &&
+                         nearer_to_base(out, found);
+    if (is_base)
+      out.causes.emplace_back("adapter: answers are those of the base; the adapter, or some of its tensors, is not applied");
+    else if (out.divergence > kMostDivergence && out.causes.empty())
+      out.causes.push_back(
+          message("weights: the divergence is {:.3g} nats; the base of this form, or its type, is another than the reference's",
+                  out.divergence));
+  }
+
+  [[nodiscard]] bool nearer_to_base(const VerifiedForm& out, const std::vector<at::Tensor>& found) const {
+    double to_base = 0;
+    for (size_t i = 0; i < found.size(); ++i) to_base += divergence(base_[i], found[i]);
+    return to_base / static_cast<double>(found.size()) < out.divergence / 4;
+  }
+
+  static std::string cause_of_ids(const Ids& own, const Ids& other, size_t i) {
+    const auto begins_with = [](const Ids& ids, int64_t id) {
+      return std::ranges::find_if(ids, [&](int64_t each) { return each != id; }) - ids.begin();
+    };
+    const Ids& longer = own.size() > other.size() ? own : other;
+    const Ids& shorter = own.size() > other.size() ? other : own;
+    if (!shorter.empty() && longer.size() > shorter.size() && std::equal(shorter.rbegin(), shorter.rend(), longer.rbegin())) {
+      return message("BOS: prompt {} begins with {} times token {}, in the reference with {}", i + 1,
+                     begins_with(other, longer.front()), longer.front(), begins_with(own, longer.front()));
+    }
+    return message("tokenizer: prompt {} has other tokens ({} of them, {} in the reference)", i + 1, other.size(), own.size());
+  }
+
+  const VerifyOptions& options_;
+  const std::vector<std::string>& prompts_;
+  std::vector<Prompt> rendered_;
+  std::vector<Ids> answers_;
+  std::vector<at::Tensor> own_, base_;
+  std::optional<double> base_divergence_;
+  std::set<std::string> ends_;
+};
+
+}  // namespace
+
+const std::vector<std::string>& default_prompts() {
+  static const std::vector<std::string> prompts{"Hello!",
+                                                "What is the capital of France?",
+                                                "Write one sentence about the sea.",
+                                                "Count from one to five.",
+                                                "Why is the sky blue?",
+                                                "Translate into German: good morning",
+                                                "Name three fruits.",
+                                                "Write a function that adds two numbers."};
+  return prompts;
+}
+
+bool ExportVerification::holds() const {
+  return std::ranges::all_of(forms, [](const VerifiedForm& form) { return form.causes.empty(); });
+}
+
+std::string ExportVerification::json() const {
+  format::Json all = format::Json::object();
+  all["holds"] = holds();
+  all["reference"] = forms.empty() ? "" : forms.front().path;
+  all["forms"] = format::Json::array();
+  for (const VerifiedForm& form : forms) {
+    format::Json one{{"path", form.path},
+                     {"kind", form.kind},
+                     {"prompts", form.prompts},
+                     {"same_texts", form.same_texts},
+                     {"same_ids", form.same_ids},
+                     {"same_first_token", form.same_first},
+                     {"same_greedy_tokens", form.same_tokens},
+                     {"kl_divergence", form.divergence},
+                     {"ended", form.ended},
+                     {"causes", form.causes}};
+    if (form.loss) one["loss"] = *form.loss;
+    all["forms"].push_back(std::move(one));
+  }
+  return format::dump_python_json(all, {.indent = 2, .ensure_ascii = false}) + "\n";
+}
+
+ExportVerification verify_export(const std::vector<std::string>& paths, const VerifyOptions& options) {
+  QLORAPP_CHECK_VALUE(paths.size() >= 2, "[verify] needs the reference and at least one other form; got {}.", paths.size());
+  QLORAPP_CHECK_VALUE(options.max_new_tokens >= 1, "[verify] max_new_tokens must be at least 1; got {}.", options.max_new_tokens);
+  const at::NoGradGuard no_grad;
+  Verifier verifier(options);
+  ExportVerification out;
+  for (size_t i = 0; i < paths.size(); ++i) {
+    out.forms.push_back(i == 0 ? verifier.reference(paths[i]) : verifier.other(paths[i]));
+    if (options.progress) options.progress(static_cast<int64_t>(i) + 1, std::ssize(paths));
+  }
+  return out;
+}
+
+std::optional<ExportVerification> verify_written(const std::string& model, const std::string& adapter, const ExportOptions& options,
+                                                 const std::string& written, at::Device device) {
+  const std::string in_folder = options.ollama_base.empty() ? "model.gguf" : "adapter.gguf";
+  const std::string form = options.ollama.empty() ? written : files::path_in(written, in_folder);
+  const std::string& reference = adapter.empty() ? model : adapter;
+  const auto skip = [&](const std::string& why) {
+    log_warning(message("[export] not verified: {} By hand: qlorapp verify-export {} {}{}", why, reference, form,
+                        adapter.empty() ? "" : message(" --model {}", model)));
+    return std::nullopt;
+  };
+  VerifyOptions verify;
+  verify.base = model;
+  verify.device = device;
+  verify.load_in_4bit = options.merge.base == MergeBase::kDequantized;
+  try {
+    const int64_t parameters = format::parameter_count(format::settled_config(model_folder(model)));
+    const Bytes needed{parameters * (parameters * 4 <= kMostInFloat32 ? 4 : 2)}, room = memory_for(device);
+    if (needed.count > room.count)
+      return skip(message("a model takes {}, and {} has {}.", to_string(needed), device.str(), to_string(room)));
+    ExportVerification found = verify_export({reference, form}, verify);
+    files::write_file_atomically(written + ".verify.json", found.json());
+    return found;
+  } catch (const FormatError& error) { return skip(error.what()); }
+}
+
+}  // namespace qlorapp

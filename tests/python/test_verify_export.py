@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether an exported form is the trained model, and what is said where it is not."""
+
+import json
+import shutil
+
+import peer
+import pytest
+import qlorapp
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from test_export_gguf import TINY, export
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The bundled model, an adapter that changes it, and every form of both."""
+    folder = tmp_path_factory.mktemp("verify")
+    shutil.copytree(TINY, folder / "model")
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    peer.add_adapters(base, r=4, lora_alpha=64).save_pretrained(folder / "adapter")
+    options = {"adapter": folder / "adapter"}
+    export(folder / "model", **options, gguf=folder / "f32.gguf", type="F32")
+    export(folder / "model", **options, gguf=folder / "q8.gguf", type="Q8_0")
+    export(folder / "model", **options, gguf_adapter=folder / "adapter.gguf")
+    export(folder / "model", **options, merged=folder / "merged")
+    export(folder / "model", **options, adapter_for="vllm", output=folder / "served")
+    export(folder / "model", gguf=folder / "base.gguf", type="F32")
+    return folder
+
+
+def verified(trained, *forms, **options):
+    found = qlorapp.verify_export(trained / "adapter", *forms, base=trained / "model", **{"load_in_4bit": False, **options})
+    return found, [one["causes"] for one in found["forms"]]
+
+
+def test_every_form_is_the_trained_model(trained):
+    forms = [trained / name for name in ("f32.gguf", "q8.gguf", "adapter.gguf", "merged", "served")]
+    found, causes = verified(trained, *forms)
+    assert found["holds"] and not any(causes)
+    exact, rounded, *others = found["forms"][1:]
+    for one in (exact, *others):
+        merged = one["path"].endswith("merged")  # into bfloat16
+        assert (
+            one["kl_divergence"] < (1e-3 if merged else 1e-5)
+            and one["same_first_token"] == one["prompts"] == one["same_ids"] == 8
+        )
+        assert one["same_greedy_tokens"] > 0.95
+    assert 0 < rounded["kl_divergence"] < 0.1 and "q8_0" in rounded["kind"]
+
+
+def test_numbers_are_those_of_transformers_and_peft(trained):
+    """The divergence of the four-bit model from the merged one, over the greedy answers of the former."""
+    found, _ = verified(trained, trained / "merged", load_in_4bit=True, prompts=["Hello!"], max_new_tokens=8)
+    four_bits = qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    base = qlorapp.AutoModelForCausalLM.from_pretrained(trained / "model", dtype=torch.float32, quantization_config=four_bits)
+    own = qlorapp.PeftModel.from_pretrained(base, trained / "adapter").eval()
+    other = transformers.AutoModelForCausalLM.from_pretrained(trained / "merged", dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello!"}], add_generation_prompt=True, return_tensors="pt", return_dict=False
+    )
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|eot_id|>")]
+    with torch.no_grad():
+        answer = own.generate(input_ids=ids, max_new_tokens=8, do_sample=False, eos_token_id=ends)
+        p, q = (m(input_ids=answer).logits[0, ids.shape[1] - 1 : -1].log_softmax(-1) for m in (own, other))
+    expected = (p.exp() * (p - q)).sum(-1).mean().item()
+    assert abs(found["forms"][1]["kl_divergence"] - expected) <= 1e-3 * expected + 1e-6
+
+
+def test_what_is_off_is_named(trained, tmp_path):
+    def changed(name, text):
+        folder = shutil.copytree(trained / "merged", tmp_path / name)
+        text(folder)
+        return folder
+
+    def rewrite(file, old, new):
+        def change(folder):
+            text = (folder / file).read_text()
+            assert old in text
+            (folder / file).write_text(text.replace(old, new))
+
+        return change
+
+    def noise(folder):
+        tensors = load_file(folder / "model.safetensors")
+        torch.manual_seed(1)
+        save_file(
+            {name: tensor + torch.randn_like(tensor) for name, tensor in tensors.items()},
+            folder / "model.safetensors",
+            {"format": "pt"},
+        )
+
+    template = changed(
+        "template",
+        lambda folder: (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}"),
+    )
+    ends = changed("ends", rewrite("chat_template.jinja", "<|eot_id|>", "<|end_of_text|>"))
+    other = changed("noise", noise)
+    half = shutil.copytree(trained / "adapter", tmp_path / "half")
+    tensors = load_file(half / "adapter_model.safetensors")
+    save_file(
+        {k: torch.zeros_like(v) if "lora_B" in k else v for k, v in tensors.items()},
+        half / "adapter_model.safetensors",
+        {"format": "pt"},
+    )
+    found, causes = verified(trained, template, other, trained / "base.gguf", half, ends)
+    assert not found["holds"] and not causes[0]
+    assert causes[1][0].startswith("template: prompt 1 is rendered otherwise from character")
+    assert causes[2][0].startswith("weights: the divergence is")
+    assert causes[3][0].startswith("adapter: answers are those of the base")
+    assert causes[4][0].startswith("adapter: answers are those of the base")
+    assert [cause.split(":")[0] for cause in causes[5]] == ["template", "EOS"]
+    nothing = qlorapp.verify_export(half, trained / "base.gguf", base=trained / "model", load_in_4bit=False)
+    assert nothing["forms"][0]["causes"][0].startswith("the adapter changes nothing") and not nothing["holds"]
+
+
+def test_the_command_prints_writes_and_fails(trained, tmp_path):
+    good = ("verify-export", trained / "adapter", trained / "f32.gguf", "--model", trained / "model", "--load_in_4bit", "false")
+    shown = peer.run_cli(*good, "--receipt", tmp_path / "r.json").stdout
+    assert "every form is the trained model" in shown and "f32.gguf" in shown
+    receipt = json.loads((tmp_path / "r.json").read_text())
+    assert receipt["holds"] and receipt["reference"] == str(trained / "adapter") and len(receipt["forms"]) == 2
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n{"prompt": "Why?"}\nplain text\n')
+    bad = peer.run_cli(
+        "verify-export",
+        trained / "adapter",
+        trained / "base.gguf",
+        "--model",
+        trained / "model",
+        "--prompts",
+        rows,
+        check=False,
+    )
+    assert bad.returncode == 1 and "off: adapter:" in bad.stdout and "NOT the trained model" in bad.stdout
+    assert json.loads((trained / "base.gguf.verify.json").read_text())["forms"][1]["prompts"] == 3
+    few = peer.run_cli("verify-export", trained / "adapter", check=False)
+    assert few.returncode == 2 and "needs the trained model and what was exported" in few.stderr
+
+
+@pytest.mark.parametrize("target", [{"gguf": "a.gguf"}, {"ollama": "o"}, {"merged": "m"}, {"gguf_adapter": "l.gguf"}])
+def test_export_verifies_what_it_wrote(trained, tmp_path, target, caplog):
+    (name, path), *_ = target.items()
+    written = qlorapp.export(trained / "model", adapter=trained / "adapter", **{name: tmp_path / path})
+    receipt = json.loads((tmp_path / f"{path}.verify.json").read_text())
+    assert receipt["holds"] and receipt["forms"][1]["prompts"] == 8 and written == str(tmp_path / path)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    command = ("export", "--model", trained / "model", "--adapter", trained / "adapter", f"--{name}", tmp_path / f"c-{path}")
+    assert "every form is the trained model" in peer.run_cli(*command).stdout
