@@ -31,6 +31,7 @@ class BegunRunFailed : public Error {
 };
 
 int train(const Arguments& arguments);
+int init_config(const Arguments& arguments);
 int plan(const Arguments& arguments);
 int quantize(const Arguments& arguments);
 int merge(const Arguments& arguments);

@@ -138,8 +138,33 @@ std::set<std::string> CommandLine::given() const {
   return names;
 }
 
+bool CommandLine::has_option(std::string_view name) const {
+  return std::any_of(options_.begin(), options_.end(), [&](const CommandOption& option) { return option.name == name; });
+}
+
+std::string CommandLine::config_template() const {
+  std::string text = message(
+      "# Options of qlorapp {}, for --config. Lines behind # have the defaults: take the # away to change one. qlorapp {} "
+      "--help-all has more.\n",
+      name_, name_);
+  for (const Group& group : groups_) {
+    text += message("\n# --- {}\n", group.title);
+    for (const std::string& name : group.names) {
+      const auto option =
+          std::find_if(options_.begin(), options_.end(), [&](const CommandOption& known) { return known.name == name; });
+      if (option == options_.end()) continue;
+      const std::string value = option->required               ? message("\"{}\"", option->type)
+                                : option->default_text.empty() ? "null"
+                                                               : option->default_text;
+      text += message("## {}\n{}{}: {}\n", option->doc, option->required ? "" : "# ", name, value);
+    }
+  }
+  return text;
+}
+
 void CommandLine::unused(std::span<const UnusedOption> options) {
   for (const UnusedOption& unused : options) {
+    if (has_option(unused.name)) continue;  // this command uses it
     CommandOption option;
     option.name = unused.name;
     option.type = "VALUE";

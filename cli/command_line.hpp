@@ -142,12 +142,12 @@ class CommandLine {
   }
 
   /// Every field of a config with a field table, under its own name and its aliases. The defaults are the values it has now. A field
-  /// whose name is an alias already (see alias()) is left out.
+  /// whose name is an alias already (see alias()), or an option, is left out.
   template <class Config>
   void fields(Config& config) {
     for_each_field<Config>([&](const auto& field) {
       const std::string field_name(field.name);
-      if (is_alias(field_name)) return;
+      if (is_alias(field_name) || has_option(field_name)) return;
       CommandOption added = described(field_name, config.*field.member);
       added.doc = field.doc;
       added.is_field = true;
@@ -166,12 +166,15 @@ class CommandLine {
 
   /// A heading of help with these options below it.
   void group(std::string title, std::vector<std::string> names) { groups_.push_back({std::move(title), std::move(names)}); }
-  /// Names that are understood and not used: parse() refuses those that are to be refused, and warns about the others.
+  /// Names that are understood and not used: parse() refuses those that are to be refused, and warns about the others. Options of the command
+  /// are left out.
   void unused(std::span<const UnusedOption> options);
 
   /// Sets what was given. @throws ValueError naming the option: unknown (with the nearest name), twice, without a value, of
   /// another type, missing; FormatError for the config file. HelpShown.
   void parse(const std::vector<std::string>& arguments);
+  /// A file for --config: the required options, and every other one of the groups behind "# " with its default.
+  [[nodiscard]] std::string config_template() const;
   /// Whether an option was given, on the line or in the config file.
   [[nodiscard]] bool given(std::string_view name) const { return given_.contains(std::string(name)); }
   /// The names of all that were given.
@@ -194,6 +197,7 @@ class CommandLine {
     return option;
   }
   [[nodiscard]] bool is_alias(std::string_view name) const;
+  [[nodiscard]] bool has_option(std::string_view name) const;
   /// The option of this name or alias; nullptr if there is none.
   [[nodiscard]] CommandOption* find_known(std::string_view name);
   /// The same; warns about an older name. @throws ValueError with the nearest name.

@@ -37,6 +37,7 @@ constexpr Command kCommands[] = {
     {"export", "write a model or adapter for llama.cpp, Ollama and LM Studio", qlorapp::cli::export_to},
     {"inspect", "verify a checkpoint, adapter or model folder", qlorapp::cli::inspect},
     {"verify-resume", "show that resumed runs equal the run that was not interrupted", qlorapp::cli::verify_resume},
+    {"init-config", "write a commented YAML file of train's options", qlorapp::cli::init_config},
     {"verify-export", "compare exported forms with the trained model", qlorapp::cli::verify_export},
 };
 

@@ -10,6 +10,7 @@
 #include "files/folder.hpp"
 #include "files/folder_update.hpp"
 #include "format/model_folder.hpp"
+#include "hub.hpp"
 #include "io/adapter_file.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/log.hpp"
@@ -19,25 +20,6 @@
 #include "qlorapp/io/gguf.hpp"
 
 namespace qlorapp::cli {
-
-namespace {
-
-/// "org/name", which is no folder here.
-bool looks_like_a_hub_name(const std::string& text) {
-  const size_t slash = text.find('/');
-  if (slash == 0 || slash == std::string::npos || slash + 1 == text.size() || text.find('/', slash + 1) != std::string::npos)
-    return false;
-  return text.front() != '.' && text.front() != '~' && text.find_first_of(" \\") == std::string::npos;
-}
-
-}  // namespace
-
-void refuse_hub_name(const std::string& model, std::string_view files) {
-  QLORAPP_CHECK_VALUE(files::exists(model) || !looks_like_a_hub_name(model),
-                      "[model] there is no folder '{}'. If it is a model on the Hugging Face Hub, download it first: hf download "
-                      "{}{}{} --local-dir {}, and give --model {}.",
-                      model, model, files.empty() ? "" : " ", files, files::file_name(model), files::file_name(model));
-}
 
 void check_model_folder(const std::string& model) {
   const auto holds = [&](const char* file) { return files::exists(files::path_in(model, file)); };
@@ -61,7 +43,8 @@ void check_adapter_folder(std::string_view option, const std::string& adapter) {
 }
 
 void ModelOptions::add_to(CommandLine& line) {
-  line.option("model", model, "folder of a Hugging Face checkpoint, or a GGUF file", /*required=*/true);
+  line.option("model", model, "folder of a Hugging Face checkpoint, a name on the Hub, or a GGUF file", /*required=*/true);
+  line.option("revision", revision, "of a name on the Hub: branch, tag or commit");
   line.option("quant_type", quant_type, "nf4 or fp4: how the linear layers are stored");
   line.option("double_quant", double_quant, "store the scales in eight bits too");
   line.option("block_size", block_size, "weights per scale: 32, 64 … 4096");
@@ -86,7 +69,11 @@ void ModelOptions::open() {
   QLORAPP_CHECK_VALUE(requantize.empty() || requantize == "nf4" || requantize == "fp4",
                       "[requantize] must be nf4 or fp4; got '{}'.", requantize);
   if (!requantize.empty()) quant_type = requantize;
-  refuse_hub_name(model);
+  if (is_hub_name(model)) {
+    const std::string name = model;
+    model = hub_folder(name, "model", revision);
+    set_model_path(model, name);
+  }
   check_model_folder(model);
   const bool is_file = model.ends_with(".gguf");
   QLORAPP_CHECK_VALUE(requantize.empty() || is_file, "[requantize] is for a GGUF file; --model is {}. Leave it out.", model);
@@ -195,8 +182,11 @@ Dataset read_file(const std::string& file, const DatasetOptions& options, Folder
 }  // namespace
 
 Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools) {
-  std::vector<std::string> files = {path};
-  if (path.find(',') != std::string::npos && !files::exists(path)) files = detail::split_at_commas(path);
+  std::vector<std::string> names = {path}, files;
+  if (path.find(',') != std::string::npos && !files::exists(path)) names = detail::split_at_commas(path);
+  for (const std::string& name : names) {
+    for (std::string& file : row_files(name)) files.push_back(std::move(file));
+  }
   Dataset all;
   int64_t rows = 0;
   for (const std::string& file : files) {

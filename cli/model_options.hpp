@@ -24,7 +24,7 @@ struct ModelOptions {
   std::string quant_type = "nf4";
   std::string device = "auto";
   std::string dtype = "auto";
-  std::string requantize;
+  std::string requantize, revision;
   bool double_quant = true;
   int64_t block_size = 64;
   format::BitsAndBytesConfig bnb;  ///< Its options that are not above.
@@ -35,7 +35,8 @@ struct ModelOptions {
   void add_to(CommandLine& line);
   /// add_to(), and how it is loaded: dtype, load_in_4bit.
   void add_loading_to(CommandLine& line);
-  /// After parse(): a GGUF file becomes the folder that stands for it. @throws ValueError naming the option; as model_folder.
+  /// After parse(): a name on the Hub becomes the folder of its snapshot, and a GGUF file the one that stands for it.
+  /// @throws ValueError naming the option; as hub_folder and model_folder.
   void open();
 
   /// @throws FormatError and IoError as format::settled_config.
@@ -72,9 +73,6 @@ struct RowOptions {
 /// Reads rows, logs their summary and warnings, and where options.prefer_assistant_only fails reads whole rows. Rows of input_ids need neither tokenizer nor template.
 /// @param path  one file, or several separated by commas, which may differ in format. The summary returned is the first one's.
 [[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools);
-
-/// @param files  the files that the command reads; empty: all. @throws ValueError for "org/name" that is no folder, with the way to download it.
-void refuse_hub_name(const std::string& model, std::string_view files = "");
 
 /// @throws ValueError for a folder that holds the other of the two, with what to give in its place.
 void check_model_folder(const std::string& model);

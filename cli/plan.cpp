@@ -19,6 +19,7 @@
 #include "files/atomic_file.hpp"
 #include "files/folder.hpp"
 #include "format/config_json.hpp"
+#include "hub.hpp"
 #include "io/linear_weight.hpp"
 #include "json/python_json.hpp"
 #include "model_options.hpp"
@@ -156,6 +157,11 @@ PlanOptions parse_plan(const Arguments& arguments) {
   line.group("Rows", {"batch", "seq", "packing"});
   group_training_fields(line);
   line.parse(arguments);
+  if (is_hub_name(options.model)) {
+    const std::string name = options.model;
+    options.model = hub_folder(name, options.measured ? "model" : "config", "");
+    set_model_path(options.model, name);
+  }
   options.model = model_folder(options.model);
   options.has_hours = line.given("hours");
   options.names_given = line.given();
@@ -322,7 +328,6 @@ Probe measure(const PlanOptions& options, const PlanSettings& settings, const Me
 
 int plan(const Arguments& arguments) {
   PlanOptions options = parse_plan(arguments);
-  refuse_hub_name(options.model, "config.json");
   check_model_folder(options.model);
   const format::ModelConfig model = find_model_config(options.model);
   options.defaults.settle_targets(options.lora, model);

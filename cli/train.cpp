@@ -10,11 +10,13 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "command.hpp"
 #include "command_defaults.hpp"
 #include "core/check.hpp"
 #include "data/split_rows.hpp"
+#include "files/atomic_file.hpp"
 #include "files/folder.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "io/linear_weight.hpp"
@@ -32,6 +34,7 @@
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
+#include "reports.hpp"
 #include "run_report.hpp"
 #include "stop_signals.hpp"
 #include "train/loss_trend.hpp"
@@ -44,6 +47,7 @@ struct TrainOptions {
   ModelOptions model;
   RowOptions rows;
   std::string data, output, eval_data, init_adapter;
+  ReportOptions reports;
   bool dry_run = false;
   TrainingArguments args;
   LoraConfig lora;
@@ -60,7 +64,7 @@ void add_help_groups(CommandLine& line) {
   group_training_fields(line);
   line.group("Logging, evaluation, checkpoints",
              {"logging_steps", "eval_strategy", "eval_steps", "per_device_eval_batch_size", "save_strategy", "save_steps",
-              "save_total_limit", "load_best_model_at_end", "early_stopping_patience"});
+              "save_total_limit", "load_best_model_at_end", "early_stopping_patience", "report_to"});
 }
 
 struct Run {
@@ -100,12 +104,7 @@ void check_val_size(const TrainOptions& options) {
                       args.packing_strategy);
 }
 
-/// All that can be wrong without a look at data and weights.
-Run parse_train(const Arguments& arguments) {
-  Run run;
-  TrainOptions& options = run.options;
-  CommandLine line("train", "--model DIR --data FILE --output DIR",
-                   "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
+void add_train_options(CommandLine& line, TrainOptions& options) {
   options.model.add_loading_to(line);
   options.model.add_template_to(line);
   line.option("data", options.data, "rows to train on: FILE[,FILE …], .jsonl, .json, .csv, .tsv or .txt, also .gz (docs/sft.md)",
@@ -115,6 +114,11 @@ Run parse_train(const Arguments& arguments) {
   line.option("eval_data", options.eval_data, "rows to evaluate on, once per epoch unless --eval_strategy is given");
   options.rows.add_to(line);
   line.option("init_adapter", options.init_adapter, "PEFT adapter folder to continue from; its config sets the adapter options");
+  line.option("report_to", options.reports.report_to,
+              "trackers of the log entries: tensorboard (event files), wandb, trackio (their Python packages)");
+  line.option("logging_dir", options.reports.logging_dir, "folder of TensorBoard's event files; default: OUTPUT/runs");
+  line.option("run_name", options.reports.run_name, "of the run in wandb and trackio; default: the output folder");
+  line.option("project", options.reports.project, "of wandb and trackio");
   line.option("dry_run", options.dry_run, "print the memory plan for the given rows and exit without loading the model");
   options.defaults.add_to(line, options.args, options.lora);
   line.fields(options.args);
@@ -122,6 +126,15 @@ Run parse_train(const Arguments& arguments) {
   line.unused(unused_training_arguments());
   line.unused(unused_lora_options());
   add_help_groups(line);
+}
+
+/// All that can be wrong without a look at data and weights.
+Run parse_train(const Arguments& arguments) {
+  Run run;
+  TrainOptions& options = run.options;
+  CommandLine line("train", "--model DIR --data FILE --output DIR",
+                   "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
+  add_train_options(line, options);
   line.parse(arguments);
 
   options.launch = launch_of_environment();
@@ -131,6 +144,7 @@ Run parse_train(const Arguments& arguments) {
   options.defaults.settle(line, options.args, options.lora);
   options.args.validate();
   options.lora.validate();
+  options.reports.validate();
   options.model.open();
   check_val_size(options);
   const bool evaluates = options.args.eval_strategy != "no" || options.args.eval_on_start;
@@ -421,6 +435,14 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
     has_stepped = has_stepped || event == TrainerEvent::kStepEnd;
     if (told) told(event, state, control);
   };
+  std::optional<Reports> reports;
+  if (ranks->is_first() && !options.reports.report_to.empty()) {
+    reports.emplace(options.reports, options.output, format::to_json(options.args).dump());
+    callbacks.on_log = [&reports, told = std::move(callbacks.on_log)](const LogRecord& record, TrainerControl& control) {
+      reports->log(record);
+      if (told) told(record, control);
+    };
+  }
   callbacks.stop_now = [] { return StopSignals::received() != 0; };
   Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, std::move(callbacks), ranks);
   if (folder) trainer.use_folder(folder);
@@ -448,6 +470,26 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
 }
 
 }  // namespace
+
+int init_config(const Arguments& arguments) {
+  std::string output;
+  CommandLine own("init-config", "[--output FILE]", "Writes the options of train, with comments, as a YAML file for --config.");
+  own.option("output", output, "new file, .yaml or .yml; default: standard output");
+  own.parse(arguments);
+  TrainOptions options;
+  CommandLine line("train", "", "");
+  add_train_options(line, options);
+  const std::string text = line.config_template();
+  if (output.empty()) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    return 0;
+  }
+  QLORAPP_CHECK_VALUE(output.ends_with(".yaml") || output.ends_with(".yml"), "[output] must end with .yaml or .yml; got '{}'.",
+                      output);
+  QLORAPP_CHECK_VALUE(!files::exists(output), "[output] {} is there already. Give another name.", output);
+  files::write_file_atomically(output, text);
+  return 0;
+}
 
 int train(const Arguments& arguments) {
   const Run run = parse_train(arguments);

@@ -9,7 +9,7 @@ namespace {
 constexpr bool kRefused = true;
 constexpr std::string_view kNoUpload = "the command does not upload. Push the adapter folder with hf upload.";
 constexpr std::string_view kReports =
-    "only Python's Trainer reports to services. log_history in trainer_state.json has every value.";
+    "only train reports to trackers (--report_to). log_history in trainer_state.json has every value.";
 constexpr std::string_view kPython = "it concerns Python's Trainer only.";
 constexpr std::string_view kInMemory = "rows are tokenized once and stay in memory.";
 constexpr std::string_view kNoGraph = "blocks are hand-written C++; there is no graph to compile. Leave it out.";

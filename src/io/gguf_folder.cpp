@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -78,12 +80,32 @@ std::string model_folder(const std::string& path) {
   return folder_for_file(path, "model", [&](const std::string& folder) {
     write_files(GgufFile(path), folder);
     format::set_gguf_of(folder, path);
+    set_model_path(folder, path);
   });
 }
 
+namespace {
+
+struct Names {
+  std::mutex mutex;
+  std::map<std::string, std::string> by_folder;
+};
+Names& names() {
+  static Names all;
+  return all;
+}
+
+}  // namespace
+
 std::string model_path(const std::string& folder) {
-  std::string file = format::gguf_of(folder);
-  return file.empty() ? folder : file;
+  const std::lock_guard lock(names().mutex);
+  const auto found = names().by_folder.find(folder);
+  return found == names().by_folder.end() ? folder : found->second;
+}
+
+void set_model_path(const std::string& folder, const std::string& name) {
+  const std::lock_guard lock(names().mutex);
+  names().by_folder[folder] = name;
 }
 
 }  // namespace qlorapp

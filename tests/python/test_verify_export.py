@@ -96,7 +96,15 @@ def test_what_is_off_is_named(trained, tmp_path):
         "template",
         lambda folder: (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}"),
     )
-    ends = changed("ends", rewrite("chat_template.jinja", "<|eot_id|>", "<|end_of_text|>"))
+
+    def other_ends(folder):
+        rewrite("chat_template.jinja", "<|eot_id|>", "<|end_of_text|>")(folder)
+        end = transformers.AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("<|end_of_text|>")
+        for name in ("config.json", "generation_config.json"):
+            fields = json.loads((folder / name).read_text())
+            (folder / name).write_text(json.dumps({**fields, "eos_token_id": end}))
+
+    ends = changed("ends", other_ends)
     other = changed("noise", noise)
     half = shutil.copytree(trained / "adapter", tmp_path / "half")
     tensors = load_file(half / "adapter_model.safetensors")

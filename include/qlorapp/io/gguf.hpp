@@ -13,7 +13,10 @@ namespace qlorapp {
 ///         UnsupportedModel for an architecture that is not computed.
 [[nodiscard]] std::string model_folder(const std::string& path);
 
-/// The path that gave the folder; others come back as they are.
+/// What the user called the model whose files are in the folder: the path that gave it, or a name on the Hub. Others come back as they are. An
+/// adapter's config names its base so.
 [[nodiscard]] std::string model_path(const std::string& folder);
+/// Says it. Thread-safe.
+void set_model_path(const std::string& folder, const std::string& name);
 
 }  // namespace qlorapp

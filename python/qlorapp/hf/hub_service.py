@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds models and rows for the qlorapp program: python hub_service.py model|config|data|rows NAME [REVISION].
+
+Prints one line of JSON: {"ok": […]} or {"error": "one line"}. It does not load the library. Progress goes to standard error.
+
+    model, config   a repository's folder in huggingface_hub's cache, with its weights or its config.json alone
+    data            files of rows of a dataset's repository; parquet as rows does
+    rows            a parquet file's rows as a new .jsonl file in TMPDIR, which the caller removes
+"""
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder's modules would hide others of the same name
+
+import json
+import os
+import pathlib
+import tempfile
+from typing import Any
+
+#: Files of a model that are read. Pickles are not.
+MODEL = ["*.json", "*.txt", "*.jinja", "tokenizer.model", "*.safetensors"]
+ROWS = (".jsonl", ".json", ".csv", ".tsv", ".jsonl.gz", ".json.gz", ".csv.gz", ".parquet")
+BATCH = 1024
+
+
+def needs(package: str, wanted: str) -> Any:
+    try:
+        return __import__(package, fromlist=["_"])
+    except ImportError:
+        raise ValueError(f"{wanted} needs the package {package.split('.')[0]}: pip install {package.split('.')[0]}") from None
+
+
+def as_jsonl(path: str) -> str:
+    """The rows of a parquet file, a JSON object a line. Holds one batch of rows."""
+    parquet = needs("pyarrow.parquet", "a parquet file")
+    number, name = tempfile.mkstemp(prefix="qlorapp-rows-", suffix=".jsonl")
+    with os.fdopen(number, "w", encoding="utf-8") as out, parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(BATCH):
+            for row in batch.to_pylist():
+                out.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+    return name
+
+
+def snapshot(name: str, revision: str | None, kind: str, patterns: list[str]) -> pathlib.Path:
+    hub = needs("huggingface_hub", f"{name!r} of the Hugging Face Hub")
+    return pathlib.Path(hub.snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=patterns))
+
+
+def rows_of(folder: pathlib.Path) -> list[str]:
+    """The files of the training split, or else all files of rows."""
+    files = sorted(path for path in folder.rglob("*") if path.name.endswith(ROWS) and path.name != "dataset_infos.json")
+    train = [path for path in files if "train" in str(path.relative_to(folder)).lower()]
+    if not files:
+        raise ValueError(f"{folder} holds no rows: no file that ends in {', '.join(ROWS)}")
+    return [as_jsonl(str(path)) if path.suffix == ".parquet" else str(path) for path in train or files]
+
+
+def find(what: str, name: str, revision: str | None) -> list[str]:
+    if what == "rows":
+        return [as_jsonl(name)]
+    if what == "data":
+        return rows_of(snapshot(name, revision, "dataset", [f"*{end}" for end in ROWS]))
+    folder = snapshot(name, revision, "model", ["config.json"] if what == "config" else MODEL)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json")
+    return [str(folder)]
+
+
+def main() -> None:
+    what, name, *revision = sys.argv[1:]
+    try:
+        reply: dict[str, Any] = {"ok": find(what, name, revision[0] if revision else None)}
+    except Exception as error:  # huggingface_hub's, pyarrow's, OSError: the type depends on the version
+        lines = str(error).strip().splitlines() or ["no message"]
+        reply = {"error": f"{type(error).__name__}: {lines[0]}"}
+    print(json.dumps(reply), flush=True)
+
+
+if __name__ == "__main__":
+    main()
