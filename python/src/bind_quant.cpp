@@ -88,8 +88,7 @@ void bind_quant(py::module_& m) {
                   "Raises FormatError where they do not fit together.")
       .def("__repr__", [](const QuantizedTensor& q) {
         return message("QuantizedTensor(shape={}, {}, block_size={}, double_quant={}, {})", joined(q.shape),
-                       to_string(q.quant_type), q.block_size, q.double_quantized() ? "True" : "False",
-                       to_string(q.nbytes()));
+                       to_string(q.quant_type), q.block_size, q.double_quantized() ? "True" : "False", to_string(q.nbytes()));
       });
 
   py::class_<Quantizer>(m, "Quantizer", kQuantizerDoc)

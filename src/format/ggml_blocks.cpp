@@ -5,21 +5,12 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
 
 #include "core/check.hpp"
-
-// The compiler makes one body per instruction set and the loader picks.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define QLORAPP_PER_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define QLORAPP_PER_CPU
-#endif
-// Into each of those bodies.
-#define QLORAPP_INLINE __attribute__((always_inline)) inline
+#include "ggml_layout.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -35,16 +26,6 @@ QLORAPP_INLINE uint16_t to_half(float value) {
   }
   const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
-}
-
-QLORAPP_INLINE float from_half(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, magnitude = half & 0x7fffu;
-  if (magnitude < 0x0400u) {
-    const float value = static_cast<float>(magnitude) * 0x1p-24f;
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign);
-  }
-  const uint32_t exponent = magnitude < 0x7c00u ? 0x38000000u : 0x70000000u;  // infinity and NaN stay what they are
-  return std::bit_cast<float>(sign | ((magnitude << 13) + exponent));
 }
 
 /// For scales: below the normal numbers, where the nearest may be half as large or 0, the next one that is no smaller.
@@ -175,48 +156,7 @@ Block* block_at(std::span<std::byte> into, size_t index) {
   return reinterpret_cast<Block*>(into.data() + index * sizeof(Block));
 }
 
-using Half = std::array<uint8_t, 2>;
 Half bytes_of(uint16_t half) { return std::bit_cast<Half>(half); }
-
-struct BlockQ8_0 {
-  Half d;
-  std::array<int8_t, 32> q;
-};
-struct BlockQ4_0 {
-  Half d;
-  std::array<uint8_t, 16> q;
-};
-struct BlockQ4_1 {
-  Half d, min;
-  std::array<uint8_t, 16> q;
-};
-struct BlockQ5_0 {
-  Half d;
-  std::array<uint8_t, 4> high;
-  std::array<uint8_t, 16> q;
-};
-struct BlockQ5_1 {
-  Half d, min;
-  std::array<uint8_t, 4> high;
-  std::array<uint8_t, 16> q;
-};
-struct BlockQ4_K {
-  Half d, min;
-  std::array<uint8_t, 12> scales;
-  std::array<uint8_t, 128> q;
-};
-struct BlockQ5_K {
-  Half d, min;
-  std::array<uint8_t, 12> scales;
-  std::array<uint8_t, 32> high;
-  std::array<uint8_t, 128> q;
-};
-struct BlockQ6_K {
-  std::array<uint8_t, 128> low;
-  std::array<uint8_t, 64> high;
-  std::array<int8_t, 16> scales;
-  Half d;
-};
 
 template <int Count>
 QLORAPP_INLINE Values<Count> values_at(std::span<const float> from, size_t begin) {
@@ -389,116 +329,6 @@ QLORAPP_PER_CPU void q6_k(std::span<const float> row, std::span<const float> imp
   }
 }
 
-template <class Block>
-QLORAPP_INLINE const Block& block_of_row(std::span<const std::byte> from, size_t index) {
-  return *reinterpret_cast<const Block*>(from.data() + index * sizeof(Block));
-}
-QLORAPP_INLINE float value_of(const Half& half) { return from_half(static_cast<uint16_t>(half[0] | (half[1] << 8))); }
-
-/// Scale and min of the j-th 32 elements of a K block, in six bits.
-struct ScaleMin {
-  float scale, min;
-};
-template <class Block>
-QLORAPP_INLINE ScaleMin scale_min(const Block& block, size_t j) {
-  const auto& s = block.scales;
-  const int scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | ((s[j - 4] >> 6) << 4);
-  const int min = j < 4 ? s[j + 4] & 63 : (s[j + 4] >> 4) | ((s[j] >> 6) << 4);
-  return {value_of(block.d) * static_cast<float>(scale), value_of(block.min) * static_cast<float>(min)};
-}
-
-QLORAPP_PER_CPU void from_q8_0(std::span<const std::byte> from, float* into, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const auto& block = block_of_row<BlockQ8_0>(from, i);
-    const float d = value_of(block.d);
-    for (size_t k = 0; k < 32; ++k) into[32 * i + k] = static_cast<float>(block.q[k]) * d;
-  }
-}
-
-/// d·(q - Middle), or with a min d·q + m.
-template <class Block, int Middle>
-QLORAPP_INLINE void from_32(std::span<const std::byte> from, float* into, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const auto& block = block_of_row<Block>(from, i);
-    const float d = value_of(block.d);
-    for (size_t k = 0; k < 32; ++k) {
-      int q = k < 16 ? block.q[k] & 15 : block.q[k - 16] >> 4;
-      if constexpr (requires { block.high; }) q |= ((block.high[k / 8] >> (k % 8)) & 1) << 4;
-      const float product = d * static_cast<float>(q - Middle);
-      if constexpr (requires { block.min; }) into[32 * i + k] = product + value_of(block.min);
-      else into[32 * i + k] = product;
-    }
-  }
-}
-QLORAPP_PER_CPU void from_q4_0(std::span<const std::byte> from, float* into, size_t count) {
-  from_32<BlockQ4_0, 8>(from, into, count);
-}
-QLORAPP_PER_CPU void from_q4_1(std::span<const std::byte> from, float* into, size_t count) {
-  from_32<BlockQ4_1, 0>(from, into, count);
-}
-QLORAPP_PER_CPU void from_q5_0(std::span<const std::byte> from, float* into, size_t count) {
-  from_32<BlockQ5_0, 16>(from, into, count);
-}
-QLORAPP_PER_CPU void from_q5_1(std::span<const std::byte> from, float* into, size_t count) {
-  from_32<BlockQ5_1, 0>(from, into, count);
-}
-
-QLORAPP_PER_CPU void from_q4_k(std::span<const std::byte> from, float* into, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const auto& block = block_of_row<BlockQ4_K>(from, i);
-    for (size_t pair = 0; pair < 4; ++pair) {
-      const ScaleMin low = scale_min(block, 2 * pair), high = scale_min(block, 2 * pair + 1);
-      const uint8_t* const q = block.q.data() + 32 * pair;
-      float* const to = into + 256 * i + 64 * pair;
-      for (size_t k = 0; k < 32; ++k) to[k] = low.scale * static_cast<float>(q[k] & 15) - low.min;
-      for (size_t k = 0; k < 32; ++k) to[32 + k] = high.scale * static_cast<float>(q[k] >> 4) - high.min;
-    }
-  }
-}
-
-QLORAPP_PER_CPU void from_q5_k(std::span<const std::byte> from, float* into, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const auto& block = block_of_row<BlockQ5_K>(from, i);
-    for (size_t j = 0; j < 8; ++j) {
-      const ScaleMin part = scale_min(block, j);
-      const uint8_t* const q = block.q.data() + 32 * (j / 2);
-      const int shift = j % 2 == 0 ? 0 : 4;
-      float* const to = into + 256 * i + 32 * j;
-      for (size_t k = 0; k < 32; ++k)
-        to[k] = part.scale * static_cast<float>(((q[k] >> shift) & 15) | (((block.high[k] >> j) & 1) << 4)) - part.min;
-    }
-  }
-}
-
-QLORAPP_PER_CPU void from_q6_k(std::span<const std::byte> from, float* into, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const auto& block = block_of_row<BlockQ6_K>(from, i);
-    const float d = value_of(block.d);
-    for (size_t j = 0; j < 8; ++j) {  // 32 elements, two scales
-      const size_t half = j / 4, quarter = j % 4;
-      const uint8_t* const low = block.low.data() + 64 * half + 32 * (quarter % 2);
-      const uint8_t* const high = block.high.data() + 32 * half;
-      const int shift = quarter < 2 ? 0 : 4, high_shift = static_cast<int>(2 * quarter);
-      const float first = d * static_cast<float>(block.scales[2 * j]), second = d * static_cast<float>(block.scales[2 * j + 1]);
-      float* const to = into + 256 * i + 32 * j;
-      for (size_t k = 0; k < 32; ++k) {
-        const int q = (((low[k] >> shift) & 15) | (((high[k] >> high_shift) & 3) << 4)) - 32;
-        to[k] = (k < 16 ? first : second) * static_cast<float>(q);
-      }
-    }
-  }
-}
-
-QLORAPP_PER_CPU void from_f16(std::span<const std::byte> from, float* into, size_t count) {
-  for (size_t i = 0; i < count; ++i) into[i] = value_of(block_of_row<Half>(from, i));
-}
-QLORAPP_PER_CPU void from_bf16(std::span<const std::byte> from, float* into, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const auto& half = block_of_row<Half>(from, i);
-    into[i] = std::bit_cast<float>(static_cast<uint32_t>(half[0] | (half[1] << 8)) << 16);
-  }
-}
-
 }  // namespace
 
 namespace {
@@ -543,40 +373,6 @@ void quantize_row(GgufType type, std::span<const float> row, std::span<const flo
       break;
   }
   throw ValueError(message("[gguf] {} is read, not written.", block.name));
-}
-
-void dequantize_row(GgufType type, std::span<const std::byte> from, std::span<float> into) {
-  const GgufBlock& block = block_of(type);
-  const size_t count = into.size() / static_cast<size_t>(block.elements);
-  QLORAPP_CHECK_VALUE(static_cast<int64_t>(into.size()) % block.elements == 0 &&
-                          static_cast<int64_t>(from.size()) == static_cast<int64_t>(count) * block.bytes,
-                      "[gguf] {} elements in {} must come from whole blocks; got {} bytes.", into.size(), block.name, from.size());
-  switch (type) {
-    case GgufType::kF32:
-      std::memcpy(into.data(), from.data(), from.size());
-      return;
-    case GgufType::kF16:
-      return from_f16(from, into.data(), count);
-    case GgufType::kBF16:
-      return from_bf16(from, into.data(), count);
-    case GgufType::kQ4_0:
-      return from_q4_0(from, into.data(), count);
-    case GgufType::kQ4_1:
-      return from_q4_1(from, into.data(), count);
-    case GgufType::kQ5_0:
-      return from_q5_0(from, into.data(), count);
-    case GgufType::kQ5_1:
-      return from_q5_1(from, into.data(), count);
-    case GgufType::kQ8_0:
-      return from_q8_0(from, into.data(), count);
-    case GgufType::kQ4_K:
-      return from_q4_k(from, into.data(), count);
-    case GgufType::kQ5_K:
-      return from_q5_k(from, into.data(), count);
-    case GgufType::kQ6_K:
-      return from_q6_k(from, into.data(), count);
-  }
-  throw Error("[gguf] a type without a body");
 }
 
 }  // namespace qlorapp::format

@@ -114,6 +114,7 @@ constexpr auto kUnreadByHunyuan = std::to_array<Key>({"use_qk_norm",      "pretr
                                                       "dense_list"});
 constexpr auto kSeedDropout = std::to_array<Key>({"attention_dropout", "residual_dropout"});
 
+constexpr auto kSplitGateUp = std::to_array<std::string_view>({"gate_proj", "up_proj"});
 constexpr auto kAnyBias = std::to_array<Group>({kQkv, kO, kGateUp, kDown});
 constexpr auto kQkvBias = std::to_array<Group>({kQkv});
 
@@ -278,7 +279,7 @@ constexpr auto kFamilies = std::to_array<Family>({
                      "max_position_embeddings": 131072, "partial_rotary_factor": 0.5, "attention_bias": true})",
      .accepted_keys = kGlm4Keys,
      .gguf = {.architecture = "glm4", .turns_neighbors = true, .biases = kQkvBias},
-     .servers = {.vllm_splits_gate_up = true}},
+     .servers = {.vllm_gate_up = kSplitGateUp}},
     {.architecture = "Exaone4ForCausalLM",
      .model_type = "exaone4",
      .norms = kExaone4Norms,

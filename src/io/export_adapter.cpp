@@ -18,6 +18,7 @@
 #include "gguf_rows.hpp"
 #include "io/tensor_file.hpp"
 #include "qlorapp/format/model_layout.hpp"
+#include "qlorapp/io/gguf.hpp"
 
 namespace qlorapp {
 namespace {
@@ -59,7 +60,7 @@ class AdapterExporter {
                                         {"general.type", std::string("adapter")},
                                         {"general.name", files::file_name(adapter)},
                                         {"general.base_model.count", uint32_t{1}},
-                                        {"general.base_model.0.name", files::file_name(model)},
+                                        {"general.base_model.0.name", files::file_name(model_path(model))},
                                         {"adapter.type", std::string("lora")},
                                         {"adapter.lora.alpha", static_cast<float>(adapter_.lora.lora_alpha)}};
     format::GgufWriter writer(file, metadata, tensors);

@@ -19,6 +19,7 @@
 #include "merged_model.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/model_layout.hpp"
+#include "qlorapp/io/gguf.hpp"
 #include "qlorapp/io/text_files.hpp"
 #include "qlorapp/text/chat_template.hpp"
 #include "text/gguf_vocabulary.hpp"
@@ -81,7 +82,7 @@ class Exporter {
     const std::string text = !adapter.empty() && TextFiles::has_tokenizer(adapter) ? adapter : model;
     format::GgufMetadata out{{"general.architecture", std::string(config_.family->gguf.architecture)},
                              {"general.type", std::string("model")},
-                             {"general.name", files::file_name(adapter.empty() ? model : adapter)},
+                             {"general.name", files::file_name(adapter.empty() ? model_path(model) : adapter)},
                              {"general.quantization_version", uint32_t{2}},
                              {"general.file_type", type_.number}};
     for (auto& entry : format::gguf_hyperparameters(config_)) out.push_back(std::move(entry));

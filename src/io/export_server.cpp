@@ -160,14 +160,15 @@ class ServerExporter {
   }
 
   void add_pair(const AdapterModules::Found& place, const at::Tensor& a, const at::Tensor& b, std::set<std::string>& words) {
-    const bool splits = server_.name == "vllm" && config_->family->servers.vllm_splits_gate_up;
     const std::string& module = place.parameter.module;
-    constexpr std::string_view kBoth = "gate_up_proj";
-    if (splits && module.ends_with(kBoth)) {
-      const std::string path = module.substr(0, module.size() - kBoth.size());
-      const int64_t half = b.size(0) / 2;
-      add_named(path + "gate_proj", a, b.narrow(0, 0, half), words);
-      add_named(path + "up_proj", a.clone(), b.narrow(0, half, half), words);
+    const auto words_there = server_.name == "vllm" ? config_->family->servers.vllm_gate_up : std::span<const std::string_view>();
+    const bool is_gate_up =
+        place.parameter.role == Role::kLinear && config_->family->linears[place.parameter.slot].group == Group::kGateUp;
+    if (is_gate_up && !words_there.empty()) {
+      const std::string path = module.substr(0, module.rfind('.') + 1);
+      const int64_t part = b.size(0) / std::ssize(words_there);
+      for (size_t i = 0; i < words_there.size(); ++i)
+        add_named(path + std::string(words_there[i]), a.clone(), b.narrow(0, static_cast<int64_t>(i) * part, part), words);
     } else if (place.lora->embedding) {
       add(module, ".lora_embedding_A", a);
       add(module, ".lora_embedding_B", b);

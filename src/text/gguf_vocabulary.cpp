@@ -68,8 +68,14 @@ const std::vector<NamedSplit>& named_splits() {
                      QLORAPP_LOWER, contraction, digits, QLORAPP_TAIL);
     };
     const std::string three = R"(\p{N}{1,3})", one = R"(\p{N})";
+    const std::string qwen35 =
+        std::string(kContraction) + R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|)" QLORAPP_TAIL;
+    const std::string seed =
+        std::string(kContraction) + R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|)" QLORAPP_TAIL;
     return std::vector<NamedSplit>{{words(three) + "\nbytes", "llama-bpe", "dbrx"},
                                    {words(one) + "\nbytes", "", "qwen2"},
+                                   {qwen35 + "\nbytes", "", "qwen35"},
+                                   {seed + "\nbytes", "seed-coder", "seed-coder"},
                                    {cased(std::string(kContraction) + "?", three) + "\nbytes", "", "gpt-4o"},
                                    {cased("", one) + "\nbytes", "tekken", ""},
                                    {three + "\n[一-龥぀-ゟ゠-ヿ]+\n" + std::string(kDeepSeek) + "\nbytes", "", "deepseek-v3"},
@@ -96,7 +102,7 @@ std::string name_of_split(const json& component, bool ignores_merges, const std:
   std::ranges::replace(shown, '\n', ' ');
   throw FormatError(
       message("[{}] pre_tokenizer must be one that llama.cpp has a name for (Llama 3, Qwen 2, Phi-4, Phi-4-mini, Tekken, "
-              "SmolLM and Granite 3, GPT-2); got '{}'. Use the merged checkpoint with another server.",
+              "Qwen 3.5, Seed, SmolLM and Granite 3, GPT-2); got '{}'. Use the merged checkpoint with another server.",
               where, shown));
 }
 
@@ -187,6 +193,14 @@ constexpr auto kOtherNames = std::to_array<std::pair<std::string_view, std::stri
                                                                                            {"pixtral", "llama-bpe"},
                                                                                            {"deepseek-r1-qwen", "qwen2"},
                                                                                            {"stablelm2", "qwen2"},
+                                                                                           {"smaug-bpe", "dbrx"},
+                                                                                           {"hunyuan-dense", "deepseek-v3"},
+                                                                                           {"refact", "smollm"},
+                                                                                           {"command-r", "smollm"},
+                                                                                           {"starcoder", "smollm"},
+                                                                                           {"exaone", "smollm"},
+                                                                                           {"mpt", "gpt-2"},
+                                                                                           {"olmo", "gpt-2"},
                                                                                            {"llama4", "gpt-4o"},
                                                                                            {"phi-2", "gpt-2"}});
 

@@ -2,7 +2,7 @@
 /// A chat template as Ollama has it: Go's text/template over .System and .Messages. Torch-free.
 ///
 /// Found by rendering conversations with the Jinja template and cutting the text at their messages, then compared with it over others.
-/// Source: Ollama's docs/template.md and docs/modelfile.md.
+/// Source: Ollama's pages about templates and the Modelfile.
 #pragma once
 
 #include <optional>

@@ -58,7 +58,8 @@ Place place_of(const std::string& path, const VerifyOptions& options) {
                       "[verify] the base of the adapter {} must be a folder or a GGUF file; got '{}'. Give it as base (--model).",
                       path, base);
   const std::string model = model_folder(base);
-  return {path, model, is_file ? adapter_folder(path, format::settled_config(model)) : path, message("adapter over {}", base)};
+  return {path, model, is_file ? adapter_folder(path, format::settled_config(model)) : path,
+          message("adapter over {}", model_path(base))};
 }
 
 /// A form in memory.

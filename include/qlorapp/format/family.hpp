@@ -84,8 +84,8 @@ struct GgufRow {
 
 /// How servers hold adapters of a family, where it is not as in its files.
 struct ServerRow {
-  bool vllm_splits_gate_up = false;  ///< One layer here, two there.
-  bool in_sglang = true;             ///< It has a class for the family.
+  std::span<const std::string_view> vllm_gate_up = {};  ///< The words of two layers there that are one here.
+  bool in_sglang = true;                                ///< It has a class for the family.
 };
 
 /// PEFT's choice for most families.

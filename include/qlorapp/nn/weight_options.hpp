@@ -18,8 +18,8 @@ struct WeightOptions {
   at::ScalarType compute_dtype = at::kFloat;  ///< Of activations, norms, embeddings and head: float32, bfloat16 or float16.
   bool load_in_4bit = true;                   ///< false keeps the linear layers dense in the compute dtype.
   Quantizer::Options quantization;            ///< For a checkpoint that is not quantized yet.
-  bool keep_blocks = true;                    ///< Of a GGUF file: its blocks are the weights. false: their values are, as those of a checkpoint.
-  std::vector<std::string> skip_modules;      ///< Linear layers left dense: full names or trailing parts ("down_proj").
+  bool keep_blocks = true;  ///< Of a GGUF file: its blocks are the weights. false: their values are, as those of a checkpoint.
+  std::vector<std::string> skip_modules;  ///< Linear layers left dense: full names or trailing parts ("down_proj").
   at::Device device = at::kCPU;
   /// The embedding table goes straight to pinned host memory (nn/memory_settings.hpp); nothing on a CPU and where the head is tied to
   /// it.

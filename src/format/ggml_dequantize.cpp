@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <bit>
+#include <cstring>
+
+#include "core/check.hpp"
+#include "ggml_blocks.hpp"
+#include "ggml_layout.hpp"
+
+namespace qlorapp::format {
+namespace {
+
+template <class Block>
+QLORAPP_INLINE const Block& block_of_row(std::span<const std::byte> from, size_t index) {
+  return *reinterpret_cast<const Block*>(from.data() + index * sizeof(Block));
+}
+QLORAPP_INLINE float value_of(const Half& half) { return from_half(static_cast<uint16_t>(half[0] | (half[1] << 8))); }
+
+/// Scale and min of the j-th 32 elements of a K block, in six bits.
+struct ScaleMin {
+  float scale, min;
+};
+template <class Block>
+QLORAPP_INLINE ScaleMin scale_min(const Block& block, size_t j) {
+  const auto& s = block.scales;
+  const int scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | ((s[j - 4] >> 6) << 4);
+  const int min = j < 4 ? s[j + 4] & 63 : (s[j + 4] >> 4) | ((s[j] >> 6) << 4);
+  return {value_of(block.d) * static_cast<float>(scale), value_of(block.min) * static_cast<float>(min)};
+}
+
+QLORAPP_PER_CPU void from_q8_0(std::span<const std::byte> from, float* into, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto& block = block_of_row<BlockQ8_0>(from, i);
+    const float d = value_of(block.d);
+    for (size_t k = 0; k < 32; ++k) into[32 * i + k] = static_cast<float>(block.q[k]) * d;
+  }
+}
+
+/// d·(q - Middle), or with a min d·q + m.
+template <class Block, int Middle>
+QLORAPP_INLINE void from_32(std::span<const std::byte> from, float* into, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto& block = block_of_row<Block>(from, i);
+    const float d = value_of(block.d);
+    for (size_t k = 0; k < 32; ++k) {
+      int q = k < 16 ? block.q[k] & 15 : block.q[k - 16] >> 4;
+      if constexpr (requires { block.high; }) q |= ((block.high[k / 8] >> (k % 8)) & 1) << 4;
+      const float product = d * static_cast<float>(q - Middle);
+      if constexpr (requires { block.min; }) into[32 * i + k] = product + value_of(block.min);
+      else into[32 * i + k] = product;
+    }
+  }
+}
+QLORAPP_PER_CPU void from_q4_0(std::span<const std::byte> from, float* into, size_t count) {
+  from_32<BlockQ4_0, 8>(from, into, count);
+}
+QLORAPP_PER_CPU void from_q4_1(std::span<const std::byte> from, float* into, size_t count) {
+  from_32<BlockQ4_1, 0>(from, into, count);
+}
+QLORAPP_PER_CPU void from_q5_0(std::span<const std::byte> from, float* into, size_t count) {
+  from_32<BlockQ5_0, 16>(from, into, count);
+}
+QLORAPP_PER_CPU void from_q5_1(std::span<const std::byte> from, float* into, size_t count) {
+  from_32<BlockQ5_1, 0>(from, into, count);
+}
+
+QLORAPP_PER_CPU void from_q4_k(std::span<const std::byte> from, float* into, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto& block = block_of_row<BlockQ4_K>(from, i);
+    for (size_t pair = 0; pair < 4; ++pair) {
+      const ScaleMin low = scale_min(block, 2 * pair), high = scale_min(block, 2 * pair + 1);
+      const uint8_t* const q = block.q.data() + 32 * pair;
+      float* const to = into + 256 * i + 64 * pair;
+      for (size_t k = 0; k < 32; ++k) to[k] = low.scale * static_cast<float>(q[k] & 15) - low.min;
+      for (size_t k = 0; k < 32; ++k) to[32 + k] = high.scale * static_cast<float>(q[k] >> 4) - high.min;
+    }
+  }
+}
+
+QLORAPP_PER_CPU void from_q5_k(std::span<const std::byte> from, float* into, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto& block = block_of_row<BlockQ5_K>(from, i);
+    for (size_t j = 0; j < 8; ++j) {
+      const ScaleMin part = scale_min(block, j);
+      const uint8_t* const q = block.q.data() + 32 * (j / 2);
+      const int shift = j % 2 == 0 ? 0 : 4;
+      float* const to = into + 256 * i + 32 * j;
+      for (size_t k = 0; k < 32; ++k)
+        to[k] = part.scale * static_cast<float>(((q[k] >> shift) & 15) | (((block.high[k] >> j) & 1) << 4)) - part.min;
+    }
+  }
+}
+
+QLORAPP_PER_CPU void from_q6_k(std::span<const std::byte> from, float* into, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto& block = block_of_row<BlockQ6_K>(from, i);
+    const float d = value_of(block.d);
+    for (size_t j = 0; j < 8; ++j) {  // 32 elements, two scales
+      const size_t half = j / 4, quarter = j % 4;
+      const uint8_t* const low = block.low.data() + 64 * half + 32 * (quarter % 2);
+      const uint8_t* const high = block.high.data() + 32 * half;
+      const int shift = quarter < 2 ? 0 : 4, high_shift = static_cast<int>(2 * quarter);
+      const float first = d * static_cast<float>(block.scales[2 * j]), second = d * static_cast<float>(block.scales[2 * j + 1]);
+      float* const to = into + 256 * i + 32 * j;
+      for (size_t k = 0; k < 32; ++k) {
+        const int q = (((low[k] >> shift) & 15) | (((high[k] >> high_shift) & 3) << 4)) - 32;
+        to[k] = (k < 16 ? first : second) * static_cast<float>(q);
+      }
+    }
+  }
+}
+
+QLORAPP_PER_CPU void from_f16(std::span<const std::byte> from, float* into, size_t count) {
+  for (size_t i = 0; i < count; ++i) into[i] = value_of(block_of_row<Half>(from, i));
+}
+QLORAPP_PER_CPU void from_bf16(std::span<const std::byte> from, float* into, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto& half = block_of_row<Half>(from, i);
+    into[i] = std::bit_cast<float>(static_cast<uint32_t>(half[0] | (half[1] << 8)) << 16);
+  }
+}
+
+}  // namespace
+
+void dequantize_row(GgufType type, std::span<const std::byte> from, std::span<float> into) {
+  const GgufBlock& block = block_of(type);
+  const size_t count = into.size() / static_cast<size_t>(block.elements);
+  QLORAPP_CHECK_VALUE(static_cast<int64_t>(into.size()) % block.elements == 0 &&
+                          static_cast<int64_t>(from.size()) == static_cast<int64_t>(count) * block.bytes,
+                      "[gguf] {} elements in {} must come from whole blocks; got {} bytes.", into.size(), block.name, from.size());
+  switch (type) {
+    case GgufType::kF32:
+      std::memcpy(into.data(), from.data(), from.size());
+      return;
+    case GgufType::kF16:
+      return from_f16(from, into.data(), count);
+    case GgufType::kBF16:
+      return from_bf16(from, into.data(), count);
+    case GgufType::kQ4_0:
+      return from_q4_0(from, into.data(), count);
+    case GgufType::kQ4_1:
+      return from_q4_1(from, into.data(), count);
+    case GgufType::kQ5_0:
+      return from_q5_0(from, into.data(), count);
+    case GgufType::kQ5_1:
+      return from_q5_1(from, into.data(), count);
+    case GgufType::kQ8_0:
+      return from_q8_0(from, into.data(), count);
+    case GgufType::kQ4_K:
+      return from_q4_k(from, into.data(), count);
+    case GgufType::kQ5_K:
+      return from_q5_k(from, into.data(), count);
+    case GgufType::kQ6_K:
+      return from_q6_k(from, into.data(), count);
+  }
+  throw Error("[gguf] a type without a body");
+}
+
+}  // namespace qlorapp::format
