@@ -56,6 +56,11 @@ def test_training(kind, tmp_path):
     for device_map in maps:
         model = qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path / "a.gguf", dtype=torch.float32, device_map=device_map)
         model = peer.add_adapters(model)
+        generator = torch.Generator().manual_seed(3)  # of one device: the same adapter everywhere
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
         loss = model(input_ids=ids.to(model.device), labels=ids.to(model.device)).loss
         loss.backward()
         results.append([loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters() if p.grad is not None)])
