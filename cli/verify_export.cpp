@@ -84,6 +84,7 @@ int verify_export(const Arguments& arguments) {
                    "GGUF file\nof a model or an adapter. Exit code 1 if one of them is another model.");
   line.option("model", model, "folder or GGUF file that adapters lie over; default: what the adapter names");
   line.option("prompts", prompts, "file of prompts: a line of text each, or rows as train reads them; default: eight short ones");
+  line.option("data", options.data, "file of rows whose mean loss is compared, too (as train reads them)");
   line.option("count", count, "of the prompts of that file");
   line.option("max_new_tokens", options.max_new_tokens, "of each answer");
   line.option("load_in_4bit", options.load_in_4bit, "the base of an adapter is in NF4, as in training; false: as it is stored");

@@ -549,7 +549,7 @@ def training_arguments_aliases() -> dict[str, tuple[str, bool]]: ...
 def training_arguments_fields() -> list[typing.Any]:
     """[(name, type, default as JSON, doc)]"""
 
-def verify_export(paths: collections.abc.Sequence[str], *, base: str='', load_in_4bit: bool=True, device: torch.device=..., prompts: collections.abc.Sequence[str]=[], max_new_tokens: typing.SupportsInt=32) -> str:
+def verify_export(paths: collections.abc.Sequence[str], *, base: str='', load_in_4bit: bool=True, device: torch.device=..., prompts: collections.abc.Sequence[str]=[], data: str='', max_new_tokens: typing.SupportsInt=32) -> str:
     """The receipt of a comparison, a JSON text; include/qlorapp/train/verify_export.hpp."""
 
 def warmup_steps(warmup_steps: typing.SupportsFloat, warmup_ratio: typing.SupportsFloat, training_steps: typing.SupportsInt) -> int: ...

@@ -71,6 +71,7 @@ def verify_export(
     *forms: str | os.PathLike[str],
     base: str | os.PathLike[str] = "",
     prompts: Sequence[str] = (),
+    data: str | os.PathLike[str] = "",
     load_in_4bit: bool = True,
     device: Any = "cpu",
     max_new_tokens: int = 32,
@@ -78,7 +79,7 @@ def verify_export(
     """Runs the same prompts through the trained model and exported forms of it. Returns the receipt, whose "holds" is False if one differs.
 
     reference, forms: PEFT folders, models' folders, GGUF files of models or adapters. base: what adapters lie over.
-    prompts: a user's messages; default: eight short ones. load_in_4bit: the base of an adapter is in NF4, as in training.
+    prompts: a user's messages; default: eight short ones. data: a file of rows, whose mean loss is compared, too. load_in_4bit: the base of an adapter is in NF4, as in training.
 
     @raises ValueError, FormatError, FileNotFoundError that name the path.
     """
@@ -89,6 +90,7 @@ def verify_export(
         load_in_4bit=load_in_4bit,
         device=torch.device(device),
         prompts=list(prompts),
+        data=os.fspath(data),
         max_new_tokens=max_new_tokens,
     )
     return cast(dict[str, Any], json.loads(text))

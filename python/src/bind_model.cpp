@@ -98,12 +98,13 @@ std::string write_export(const std::string& model, const std::string& adapter, c
 }
 
 std::string compare_exports(const std::vector<std::string>& paths, const std::string& base, bool load_in_4bit, at::Device device,
-                            std::vector<std::string> prompts, int64_t max_new_tokens) {
+                            std::vector<std::string> prompts, const std::string& data, int64_t max_new_tokens) {
   VerifyOptions options;
   options.base = base;
   options.load_in_4bit = load_in_4bit;
   options.device = device;
   options.prompts = std::move(prompts);
+  options.data = data;
   options.max_new_tokens = max_new_tokens;
   return verify_export(paths, options).json();
 }
@@ -322,8 +323,9 @@ void bind_model(py::module_& m) {
            "Writes the frozen base as a Hugging Face folder; include/qlorapp/io/save_model.hpp.");
 
   m.def("verify_export", &compare_exports, py::arg("paths"), py::kw_only(), py::arg("base") = "", py::arg("load_in_4bit") = true,
-        py::arg("device") = at::Device(at::kCPU), py::arg("prompts") = std::vector<std::string>{}, py::arg("max_new_tokens") = 32,
-        NoGil(), "The receipt of a comparison, a JSON text; include/qlorapp/train/verify_export.hpp.");
+        py::arg("device") = at::Device(at::kCPU), py::arg("prompts") = std::vector<std::string>{}, py::arg("data") = "",
+        py::arg("max_new_tokens") = 32, NoGil(),
+        "The receipt of a comparison, a JSON text; include/qlorapp/train/verify_export.hpp.");
   m.def("model_folder", &model_folder, py::arg("path"), "include/qlorapp/io/gguf.hpp.");
   m.def("model_path", &model_path, py::arg("folder"), "include/qlorapp/io/gguf.hpp.");
   m.def("load_model", &load, py::arg("folder"), py::kw_only(), py::arg("compute_dtype"), py::arg("load_in_4bit") = true,

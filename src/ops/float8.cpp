@@ -28,7 +28,7 @@ at::Tensor dequantize_cpu(at::TensorList packed, at::TensorList absmax, at::Tens
   const FourBitStack stack{packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, quant_type};
   const at::Tensor dense = at::empty({check_float8_weights(stack, columns, weight_scale), columns}, weight_scale.options());
   dequantize_4bit_stack_(dense, packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size,
-                         checked_quant_type("dequantize_4bit_float8", quant_type));
+                         checked_code_book("dequantize_4bit_float8", quant_type));
   const at::Tensor values = dense.mul_(weight_scale.reciprocal()).clamp_(-kLargestFloat8, kLargestFloat8);
   return (transpose ? values.t() : values).contiguous().to(at::kFloat8_e4m3fn);
 }

@@ -38,12 +38,15 @@ void check_block_size(const char* op, int64_t block_size) {
 }
 
 QuantType checked_quant_type(const char* op, std::string_view quant_type) {
-  if (quant_type == "nf4") return QuantType::kNf4;
-  if (quant_type == "fp4") return QuantType::kFp4;
   for (size_t i = 0; i < kBlockLayouts.size(); ++i) {
     if (quant_type == kBlockLayouts[i].name) return static_cast<QuantType>(static_cast<size_t>(QuantType::kQ4_0) + i);
   }
-  TORCH_CHECK_VALUE(false, "[", op, "] quant_type must be nf4 or fp4, or name ggml's blocks (q4_k …); got ", quant_type, ".");
+  return checked_code_book(op, quant_type);
+}
+
+QuantType checked_code_book(const char* op, std::string_view quant_type) {
+  TORCH_CHECK_VALUE(quant_type == "nf4" || quant_type == "fp4", "[", op, "] quant_type must be nf4 or fp4; got ", quant_type, ".");
+  return quant_type == "nf4" ? QuantType::kNf4 : QuantType::kFp4;
 }
 
 void check_weight_dtype(const char* op, const char* name, at::ScalarType dtype) {

@@ -30,6 +30,8 @@ struct FourBitArguments {
 [[nodiscard]] int64_t checked_numel(const char* op, at::IntArrayRef shape);
 void check_block_size(const char* op, int64_t block_size);
 [[nodiscard]] QuantType checked_quant_type(const char* op, std::string_view quant_type);
+/// nf4 or fp4.
+[[nodiscard]] QuantType checked_code_book(const char* op, std::string_view quant_type);
 /// @returns the number of elements of the weight.
 int64_t check_four_bit(const char* op, const FourBitArguments& weight);
 /// float32, float16 or bfloat16.

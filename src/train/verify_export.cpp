@@ -18,6 +18,7 @@
 #include "json/python_json.hpp"
 #include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
+#include "qlorapp/data/dataset.hpp"
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/io/adapter.hpp"
@@ -167,6 +168,11 @@ class Verifier {
       Form form = open(place, options_);
       if (!place.adapter.empty()) load_adapter(form.model, place.adapter);
       rendered_ = render(form, prompts_);
+      if (!options_.data.empty()) {
+        const DatasetOptions rows{.prefer_assistant_only = form.chat.has_value(),
+                                  .model_vocab_size = form.model.config().vocab_size};
+        rows_ = Dataset::read(options_.data, rows, &form.tokenizer, form.chat ? &*form.chat : nullptr).examples;
+      }
       answers_ = answers_of(form, rendered_, options_.max_new_tokens);
       for (size_t i = 0; i < rendered_.size(); ++i) own_.push_back(log_probabilities(form.model, rendered_[i].ids, answers_[i]));
       ends_ = names_of_ends(form);
@@ -230,7 +236,7 @@ class Verifier {
     }
     out.same_tokens = shared / static_cast<double>(prompts.size());
     out.divergence = found.empty() ? 0 : apart / static_cast<double>(found.size());
-    if (!options_.rows.empty()) out.loss = evaluate(form.model, options_.rows, {}).token_weighted;
+    if (!rows_.empty()) out.loss = evaluate(form.model, rows_, {}).token_weighted;
     return out;
   }
 
@@ -290,6 +296,7 @@ class Verifier {
   const VerifyOptions& options_;
   const std::vector<std::string>& prompts_;
   std::vector<Prompt> rendered_;
+  std::vector<Example> rows_;
   std::vector<Ids> answers_;
   std::vector<at::Tensor> own_, base_;
   std::optional<double> base_divergence_;

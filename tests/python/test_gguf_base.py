@@ -80,6 +80,8 @@ def test_products_are_those_of_the_values(kind, tmp_path):
     torch.testing.assert_close(y, x @ weight.double().T)
     y.backward(torch.ones_like(y))
     torch.testing.assert_close(x.grad, torch.ones_like(y) @ weight.double())
+    with pytest.raises(ValueError, match="quant_type must be nf4 or fp4"):  # blocks are written by export
+        torch.ops.qlorapp.quantize_4bit(weight, 32, kind.lower())
 
 
 def wide(folder, **options):

@@ -37,7 +37,7 @@ def verified(trained, *forms, **options):
 
 def test_every_form_is_the_trained_model(trained):
     forms = [trained / name for name in ("f32.gguf", "q8.gguf", "adapter.gguf", "merged", "served")]
-    found, causes = verified(trained, *forms)
+    found, causes = verified(trained, *forms, data=TINY.parent / "eval.jsonl")
     assert found["holds"] and not any(causes)
     exact, rounded, *others = found["forms"][1:]
     for one in (exact, *others):
@@ -47,6 +47,7 @@ def test_every_form_is_the_trained_model(trained):
             and one["same_first_token"] == one["prompts"] == one["same_ids"] == 8
         )
         assert one["same_greedy_tokens"] > 0.95
+        assert abs(one["loss"] - found["forms"][0]["loss"]) < (0.02 if merged else 1e-4)
     assert 0 < rounded["kl_divergence"] < 0.1 and "q8_0" in rounded["kind"]
 
 

@@ -10,7 +10,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/data/dataset.hpp"
 #include "qlorapp/io/export.hpp"
 
 namespace qlorapp {
@@ -22,9 +21,9 @@ struct VerifyOptions {
   bool load_in_4bit = true;
   at::Device device = at::kCPU;
   std::vector<std::string>
-      prompts;                  ///< A user's message each; of a model without template the text itself. Empty: default_prompts().
-  std::vector<Example> rows;    ///< Their mean loss is compared, too. May be empty.
-  int64_t max_new_tokens = 32;  ///< Of each greedy answer.
+      prompts;       ///< A user's message each; of a model without template the text itself. Empty: default_prompts().
+  std::string data;  ///< File of rows, whose mean loss is compared, too; the reference makes tokens of them. May be empty.
+  int64_t max_new_tokens = 32;                                ///< Of each greedy answer.
   std::function<void(int64_t done, int64_t total)> progress;  ///< In forms. May be empty.
 };
 
@@ -42,7 +41,7 @@ struct VerifiedForm {
   double same_tokens = 0;           ///< Share of the reference's greedy tokens before the first that differs.
   double divergence = 0;            ///< Mean over the tokens of the reference's answers: KL divergence from the reference, nats.
   int64_t ended = 0;                ///< Answers that ended before max_new_tokens.
-  std::optional<double> loss;       ///< Mean over the targets of `rows`.
+  std::optional<double> loss;       ///< Mean over the targets of `data`.
   std::vector<std::string> causes;  ///< What is wrong, a sentence each; empty: it is the trained model.
 };
 

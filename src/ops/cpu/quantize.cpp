@@ -52,7 +52,7 @@ Pair quantize_four_bits(const char* op, const at::Tensor& weight, int64_t block_
   at::Tensor absmax = at::empty({blocks}, dense.options().dtype(at::kFloat));
 
   cpu::Quantize4bit work;
-  work.quant_type = checked_quant_type(op, quant_type);
+  work.quant_type = checked_code_book(op, quant_type);
   work.weight = dense.const_data_ptr();
   work.weight_type = weight_type_of(dense.scalar_type());
   work.n = n;

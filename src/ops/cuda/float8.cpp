@@ -48,7 +48,7 @@ at::Tensor dequantize_cuda(at::TensorList packed, at::TensorList absmax, at::Ten
   work.columns = columns;
   work.block_size = block_size;
   work.nested_block_size = nested_block_size;
-  work.quant_type = checked_quant_type("dequantize_4bit_float8", quant_type);
+  work.quant_type = checked_code_book("dequantize_4bit_float8", quant_type);
   work.weight_scale = weight_scale.const_data_ptr<float>();
   work.transpose = transpose;
   work.out = out.mutable_data_ptr();

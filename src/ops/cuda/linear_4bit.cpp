@@ -43,7 +43,7 @@ bool multiply_fused(const at::Tensor& y, const at::Tensor& x, const FourBitArgum
   work.nested_offset = memory.segment.nested_offset;
   work.block_size = weight.block_size;
   work.nested_block_size = weight.nested_block_size;
-  work.quant_type = checked_quant_type("linear_4bit", weight.quant_type);
+  work.quant_type = checked_code_book("linear_4bit", weight.quant_type);
   work.accumulate = accumulate;
   if (!is_aligned(work.x, 16) || !is_aligned(work.packed, 8)) return false;
   const gpu::Launch launch(x);

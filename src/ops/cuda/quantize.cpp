@@ -43,7 +43,7 @@ Pair quantize_four_bits(const char* op, const at::Tensor& weight, int64_t block_
   const gpu::Launch launch(weight);
   const at::Tensor dense = weight.contiguous();
   cuda::QuantizeFourBit work;
-  work.quant_type = checked_quant_type(op, quant_type);
+  work.quant_type = checked_code_book(op, quant_type);
   work.n = dense.numel();
   at::Tensor packed = at::empty({packed_bytes(work.n), 1}, dense.options().dtype(at::kByte));
   at::Tensor absmax = at::empty({block_count(work.n, block_size)}, dense.options().dtype(at::kFloat));

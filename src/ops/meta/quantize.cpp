@@ -21,7 +21,7 @@ c10::SymInt divide_up(const c10::SymInt& n, int64_t by) { return (n + (by - 1)) 
 Pair quantize_4bit(const at::Tensor& weight, int64_t block_size, std::string_view quant_type) {
   check_weight_dtype("quantize_4bit", "weight", weight.scalar_type());
   check_block_size("quantize_4bit", block_size);
-  static_cast<void>(checked_quant_type("quantize_4bit", quant_type));
+  static_cast<void>(checked_code_book("quantize_4bit", quant_type));
   const c10::SymInt n = weight.sym_numel();
   return {at::empty_symint({divide_up(n, 2), 1}, weight.options().dtype(at::kByte)),
           at::empty_symint({divide_up(n, block_size)}, weight.options().dtype(at::kFloat))};
