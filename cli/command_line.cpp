@@ -142,7 +142,7 @@ bool CommandLine::has_option(std::string_view name) const {
   return std::any_of(options_.begin(), options_.end(), [&](const CommandOption& option) { return option.name == name; });
 }
 
-std::string CommandLine::config_template() const {
+std::string CommandLine::config_template(const std::set<std::string>& without) const {
   std::string text = message(
       "# Options of qlorapp {}, for --config. Lines behind # have the defaults: take the # away to change one. qlorapp {} "
       "--help-all has more.\n",
@@ -152,10 +152,13 @@ std::string CommandLine::config_template() const {
     for (const std::string& name : group.names) {
       const auto option =
           std::find_if(options_.begin(), options_.end(), [&](const CommandOption& known) { return known.name == name; });
-      if (option == options_.end()) continue;
-      const std::string value = option->required               ? message("\"{}\"", option->type)
-                                : option->default_text.empty() ? "null"
-                                                               : option->default_text;
+      if (option == options_.end() || without.contains(name)) continue;
+      const std::string& known = option->default_text;
+      const bool is_word = known == "no" || (known.empty() && option->type == "TEXT");  // YAML readers make a boolean or null of it
+      const std::string value = option->required ? message("\"{}\"", option->type)
+                                : is_word        ? message("\"{}\"", known)
+                                : known.empty()  ? "null"
+                                                 : known;
       text += message("## {}\n{}{}: {}\n", option->doc, option->required ? "" : "# ", name, value);
     }
   }

@@ -174,7 +174,8 @@ class CommandLine {
   /// another type, missing; FormatError for the config file. HelpShown.
   void parse(const std::vector<std::string>& arguments);
   /// A file for --config: the required options, and every other one of the groups behind "# " with its default.
-  [[nodiscard]] std::string config_template() const;
+  /// @param without  options whose default is that they are not given.
+  [[nodiscard]] std::string config_template(const std::set<std::string>& without) const;
   /// Whether an option was given, on the line or in the config file.
   [[nodiscard]] bool given(std::string_view name) const { return given_.contains(std::string(name)); }
   /// The names of all that were given.

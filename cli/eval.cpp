@@ -48,7 +48,7 @@ int eval(const Arguments& arguments) {
   log_info(
       message("model: {}, {}; computes in {}", model_options.model, model_options.storage_text(line, config), computed.reason));
   FolderText tools = model_options.text_tools(adapter);
-  const Dataset dataset = read_rows(data, rows, tools);
+  const Dataset dataset = read_rows(data, rows, tools, Split::kEval);
   CausalLM model = model_options.load(computed.dtype);
   if (!adapter.empty()) load_adapter(model, adapter);
   ProgressBar bar("evaluating");

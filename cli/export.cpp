@@ -62,7 +62,8 @@ int export_to(const Arguments& arguments) {
     written = export_model(model.model, adapter, options);
     peak = {memory.peak()};
   }
-  bar.line(message("{} written{}", written,
+  bar.line(message("{} written{}{}", written,
+                   options.gguf.empty() ? "" : message(" in {}", options.type.empty() ? "Q4_K_M" : options.type),
                    options.ollama.empty() ? "" : message("; next: cd {} && ollama create NAME -f Modelfile", written)));
   std::printf("peak memory of tensors: %s\n", to_string(peak).c_str());
   if (!verify) return 0;

@@ -70,12 +70,17 @@ std::string run(const std::string& python, std::vector<std::string> words) {
 std::vector<std::string> ask(const std::string& what, const std::string& name, const std::string& revision,
                              const std::string& by_hand) {
   const char *const python = std::getenv("QLORAPP_PYTHON"), *const text_service = std::getenv("QLORAPP_HF_TEXT");
-  QLORAPP_CHECK_VALUE(python != nullptr && text_service != nullptr,
-                      "[hub] {} needs Python's packages: start the command as `python -m qlorapp`. {}", name, by_hand);
+  QLORAPP_CHECK_VALUE(
+      python != nullptr && text_service != nullptr, "[hub] {} For that, start the command as `python -m qlorapp`. {}",
+      what == "rows" ? message("{} is read by Python's packages.", name)
+                     : message("there is no folder '{}'; names on the Hugging Face Hub are found by Python's packages.", name),
+      by_hand);
   const std::string script = files::path_in(files::parent_of(text_service), "hub_service.py");
   std::vector<std::string> words{script, what, name};
   if (!revision.empty()) words.push_back(revision);
-  const std::string line = run(python, std::move(words));
+  std::string line = run(python, std::move(words));  // the last one: packages may print, too
+  if (line.ends_with('\n')) line.pop_back();
+  line.erase(0, line.rfind('\n') + 1);
   const nlohmann::json reply = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   QLORAPP_CHECK_VALUE(reply.is_object() && (reply.contains("ok") || reply.contains("error")),
                       "[hub] {}: Python ended without an answer. {}", name, by_hand);
@@ -89,6 +94,12 @@ bool is_hub_name(const std::string& text) {
   const size_t slash = text.find('/');
   if (slash == 0 || slash == std::string::npos || slash + 1 == text.size() || text.find('/', slash + 1) != std::string::npos)
     return false;
+  // A path that was mistyped is none.
+  for (const std::string_view end :
+       {".gguf", ".safetensors", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".gz", ".parquet", ".ndjson"}) {
+    if (text.ends_with(end)) return false;
+  }
+  if (files::is_folder(text.substr(0, slash))) return false;
   return text.front() != '.' && text.front() != '~' && text.find_first_of(" \\,") == std::string::npos && !files::exists(text);
 }
 
@@ -98,18 +109,22 @@ std::string hub_folder(const std::string& name, std::string_view what, const std
   return ask(std::string(what), name, revision, by_hand).at(0);
 }
 
-std::vector<std::string> row_files(const std::string& name) {
+std::vector<std::string> row_files(const std::string& name, Split split) {
   const bool parquet = name.ends_with(".parquet") && files::exists(name);
   if (!parquet && !is_hub_name(name)) return {name};
   const std::string by_hand =
       parquet ? std::string("Or convert it to .jsonl.")
               : message("By hand: hf download --repo-type dataset {} --local-dir {}, and --data with a file of it.", name,
                         files::file_name(name));
-  std::vector<std::string> found = ask(parquet ? "rows" : "data", name, "", by_hand);
+  std::vector<std::string> found = ask(parquet ? "rows" : split == Split::kTrain ? "train" : "eval", name, "", by_hand);
   for (const std::string& file : found) {
     if (files::file_name(file).starts_with("qlorapp-rows-")) made().paths.push_back(file);
   }
   return found;
+}
+
+void remove_made(const std::string& file) {
+  if (std::erase(made().paths, file) != 0) ::unlink(file.c_str());
 }
 
 }  // namespace qlorapp::cli

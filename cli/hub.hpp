@@ -17,8 +17,14 @@ namespace qlorapp::cli {
 /// @throws ValueError with the way to download it by hand where there is no Python; with its message where it fails.
 [[nodiscard]] std::string hub_folder(const std::string& name, std::string_view what, const std::string& revision);
 
-/// The files of rows that a name stands for: a dataset on the hub, a parquet file as JSON lines, or the file itself. Files that are made here go
-/// with the process. @throws as hub_folder.
-[[nodiscard]] std::vector<std::string> row_files(const std::string& name);
+enum class Split { kTrain, kEval };
+
+/// The files of rows that a name stands for: those of a dataset on the hub, a parquet file as JSON lines, or the file itself. Files that are made
+/// here go with the process.
+/// @param split  of a dataset; one whose files name no split is for training as a whole.
+/// @throws as hub_folder.
+[[nodiscard]] std::vector<std::string> row_files(const std::string& name, Split split);
+/// Removes a file that row_files() made. Others stay.
+void remove_made(const std::string& file);
 
 }  // namespace qlorapp::cli

@@ -75,7 +75,7 @@ void ModelOptions::open() {
     set_model_path(model, name);
   }
   check_model_folder(model);
-  const bool is_file = model.ends_with(".gguf");
+  const bool is_file = is_gguf_file(model);
   QLORAPP_CHECK_VALUE(requantize.empty() || is_file, "[requantize] is for a GGUF file; --model is {}. Leave it out.", model);
   model = model_folder(model);
 }
@@ -181,16 +181,17 @@ Dataset read_file(const std::string& file, const DatasetOptions& options, Folder
 
 }  // namespace
 
-Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools) {
+Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools, Split split) {
   std::vector<std::string> names = {path}, files;
   if (path.find(',') != std::string::npos && !files::exists(path)) names = detail::split_at_commas(path);
   for (const std::string& name : names) {
-    for (std::string& file : row_files(name)) files.push_back(std::move(file));
+    for (std::string& file : row_files(name, split)) files.push_back(std::move(file));
   }
   Dataset all;
   int64_t rows = 0;
   for (const std::string& file : files) {
     Dataset data = read_file(file, options, tools);
+    remove_made(file);
     log_info(message("{}: {}", file, data.summary.line()));
     for (const std::string& warning : data.summary.warnings()) log_warning(warning);
     for (Example& example : data.examples) example.row += rows;

@@ -10,6 +10,7 @@
 
 #include "command_line.hpp"
 #include "folder_text.hpp"
+#include "hub.hpp"
 #include "qlorapp/data/dataset.hpp"
 #include "qlorapp/format/bits_and_bytes_config.hpp"
 #include "qlorapp/format/model_config.hpp"
@@ -72,7 +73,8 @@ struct RowOptions {
 
 /// Reads rows, logs their summary and warnings, and where options.prefer_assistant_only fails reads whole rows. Rows of input_ids need neither tokenizer nor template.
 /// @param path  one file, or several separated by commas, which may differ in format. The summary returned is the first one's.
-[[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools);
+/// @param split  that is read of a dataset on the hub.
+[[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools, Split split);
 
 /// @throws ValueError for a folder that holds the other of the two, with what to give in its place.
 void check_model_folder(const std::string& model);

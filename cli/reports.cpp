@@ -4,14 +4,18 @@
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 #include <variant>
 
@@ -50,6 +54,77 @@ void ReportOptions::validate() const {
   }
 }
 
+/// A process that a run's entries are written to.
+class Reports::Tracker {
+ public:
+  Tracker(std::string name, std::vector<std::string> words) : name_(std::move(name)) {
+    std::array<int, 2> pair{};
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()) != 0)
+      throw IoError("[report_to] no socket can be made.", errno);
+    const timeval most{kSecondsToTake, 0};
+    (void)::setsockopt(pair[0], SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, pair[1], STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+    const int failed = posix_spawn(&process_, argv.front(), &actions, nullptr, argv.data(), environ);
+    posix_spawn_file_actions_destroy(&actions);
+    ::close(pair[1]);
+    into_ = pair[0];
+    if (failed == 0) return;
+    ::close(into_);
+    throw IoError(message("[report_to] {} cannot be started: {}. Check QLORAPP_PYTHON.", words.front(), std::strerror(failed)),
+                  failed);
+  }
+  Tracker(const Tracker&) = delete;
+  Tracker& operator=(const Tracker&) = delete;
+
+  /// The end of the run: the tracker sends what it holds.
+  ~Tracker() {
+    if (into_ >= 0) ::close(into_);
+    if (has_ended_within(kSecondsToEnd)) return;
+    log_warning(message("[report_to] {} has not ended within {} s: what it holds may not be reported.", name_, kSecondsToEnd));
+    (void)::kill(process_, SIGTERM);
+    if (has_ended_within(kSecondsToTake)) return;
+    (void)::kill(process_, SIGKILL);
+    (void)files::retrying([&] { return ::waitpid(process_, nullptr, 0); });
+  }
+
+  void send(const std::string& line) {
+    for (size_t done = 0; into_ >= 0 && done < line.size();) {
+      const ssize_t count = files::retrying([&] { return ::send(into_, line.data() + done, line.size() - done, MSG_NOSIGNAL); });
+      if (count > 0) {
+        done += static_cast<size_t>(count);
+        continue;
+      }
+      const bool is_slow = errno == EAGAIN || errno == EWOULDBLOCK;
+      log_warning(message("[report_to] {} {}: the rest of the run is not reported there. Its own message says why.", name_,
+                          is_slow ? "takes nothing more" : "has ended"));
+      ::close(std::exchange(into_, -1));
+    }
+  }
+
+ private:
+  static constexpr int kSecondsToTake = 10, kSecondsToEnd = 120;
+
+  [[nodiscard]] bool has_ended_within(int seconds) const {
+    using std::chrono::steady_clock;
+    const auto last = steady_clock::now() + std::chrono::seconds(seconds);
+    while (files::retrying([&] { return ::waitpid(process_, nullptr, WNOHANG); }) == 0) {
+      if (steady_clock::now() > last) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return true;
+  }
+
+  std::string name_;
+  pid_t process_ = 0;
+  int into_ = -1;  ///< Its standard input; -1: it has failed.
+};
+
 Reports::Reports(const ReportOptions& options, const std::string& output, const std::string& config) {
   for (const std::string& name : options.report_to) {
     if (name == "tensorboard") {
@@ -60,50 +135,14 @@ Reports::Reports(const ReportOptions& options, const std::string& output, const 
     const char *const python = std::getenv("QLORAPP_PYTHON"), *const text_service = std::getenv("QLORAPP_HF_TEXT");
     QLORAPP_CHECK_VALUE(python != nullptr && text_service != nullptr,
                         "[report_to] {} is a Python package: start the command as `python -m qlorapp`, or use tensorboard.", name);
-    std::array<int, 2> pair{};
-    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()) != 0)
-      throw IoError("[report_to] no socket can be made.", errno);
-    std::vector<std::string> words{python, files::path_in(files::parent_of(text_service), "report_service.py"), name,
-                                   options.project, options.run_name.empty() ? output : options.run_name};
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, pair[1], STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-    Tracker tracker{name, 0, pair[0]};
-    const int failed = posix_spawn(&tracker.process, python, &actions, nullptr, argv.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    ::close(pair[1]);
-    if (failed != 0)
-      throw IoError(message("[report_to] {} cannot be started: {}. Check QLORAPP_PYTHON.", python, std::strerror(failed)), failed);
-    send(tracker, config + "\n");
-    trackers_.push_back(std::move(tracker));
+    const std::string script = files::path_in(files::parent_of(text_service), "report_service.py");
+    const std::string& run = options.run_name.empty() ? output : options.run_name;
+    trackers_.push_back(std::make_unique<Tracker>(name, std::vector<std::string>{python, script, name, options.project, run}));
+    trackers_.back()->send(config + "\n");
   }
 }
 
-Reports::~Reports() {
-  for (const Tracker& tracker : trackers_) {
-    if (tracker.into >= 0) ::close(tracker.into);  // the end of the run; the tracker sends what it holds
-    int status = 0;
-    (void)files::retrying([&] { return ::waitpid(tracker.process, &status, 0); });
-  }
-}
-
-void Reports::send(Tracker& tracker, const std::string& line) {
-  for (size_t done = 0; tracker.into >= 0 && done < line.size();) {
-    const ssize_t count =
-        files::retrying([&] { return ::send(tracker.into, line.data() + done, line.size() - done, MSG_NOSIGNAL); });
-    if (count > 0) {
-      done += static_cast<size_t>(count);
-      continue;
-    }
-    log_warning(
-        message("[report_to] {} has ended: the rest of the run is not reported there. Its own message says why.", tracker.name));
-    ::close(std::exchange(tracker.into, -1));
-  }
-}
+Reports::~Reports() = default;
 
 void Reports::log(const LogRecord& record) {
   const int64_t step = record.contains("step") ? static_cast<int64_t>(record.number("step")) : 0;
@@ -125,7 +164,7 @@ void Reports::log(const LogRecord& record) {
     }
   }
   const std::string text = line.dump() + "\n";
-  for (Tracker& tracker : trackers_) send(tracker, text);
+  for (const auto& tracker : trackers_) tracker->send(text);
 }
 
 }  // namespace qlorapp::cli

@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <sys/types.h>
-
 #include "qlorapp/train/log_history.hpp"
 
 namespace qlorapp::cli {
@@ -17,8 +15,8 @@ namespace qlorapp::cli {
 class EventFile;
 
 struct ReportOptions {
-  std::vector<std::string> report_to;  ///< tensorboard, wandb, trackio; none: nothing.
-  std::string logging_dir;             ///< Of event files; empty: OUTPUT/runs.
+  std::vector<std::string> report_to{"none"};  ///< tensorboard, wandb, trackio; none: nothing.
+  std::string logging_dir;                     ///< Of event files; empty: OUTPUT/runs.
   std::string run_name, project = "huggingface";
 
   /// @throws ValueError for another name.
@@ -37,15 +35,10 @@ class Reports {
   void log(const LogRecord& record);
 
  private:
-  struct Tracker {
-    std::string name;
-    pid_t process = 0;
-    int into = -1;  ///< Its standard input; -1: it has failed.
-  };
-  void send(Tracker& tracker, const std::string& line);
+  class Tracker;
 
   std::unique_ptr<EventFile> events_;
-  std::vector<Tracker> trackers_;
+  std::vector<std::unique_ptr<Tracker>> trackers_;
 };
 
 }  // namespace qlorapp::cli

@@ -31,6 +31,7 @@
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/device.hpp"
+#include "qlorapp/io/gguf.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
 #include "run_report.hpp"
@@ -283,8 +284,8 @@ void check_ranks(const Run& run, const TrainOptions& options, Communicator& rank
 }
 
 void say_what_runs(const Run& run) {
-  log_info(message("model: {}, {} M parameters, {}", run.options.model.model, millions(format::parameter_count(run.config)),
-                   run.storage));
+  log_info(message("model: {}, {} M parameters, {}", model_path(run.options.model.model),
+                   millions(format::parameter_count(run.config)), run.storage));
   log_info(message("computes in {}, on {}", run.computed.reason, described(parse_device(run.options.model.device))));
 }
 
@@ -328,12 +329,13 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
 
   FolderText tools = options.model.text_tools(options.init_adapter);
   TextFiles text = tools.files();  // before anything is trained: those that the rows are made with
-  const auto read = [&](const std::string& path, bool packed) {
-    return read_rows(path, dataset_options(options, config.vocab_size, packed), tools);
+  const auto read = [&](const std::string& path, bool packed, Split split) {
+    return read_rows(path, dataset_options(options, config.vocab_size, packed), tools, split);
   };
-  Dataset train_data = read(options.data, options.args.packing);
+  Dataset train_data = read(options.data, options.args.packing, Split::kTrain);
   Dataset eval_data;
-  if (!options.eval_data.empty()) eval_data = read(options.eval_data, options.args.eval_packing.value_or(options.args.packing));
+  if (!options.eval_data.empty())
+    eval_data = read(options.eval_data, options.args.eval_packing.value_or(options.args.packing), Split::kEval);
   if (options.args.val_size > 0) {
     const size_t rows = train_data.examples.size();
     const int64_t seed = options.args.data_seed.value_or(options.args.seed);

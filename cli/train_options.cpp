@@ -20,7 +20,7 @@ void add_help_groups(CommandLine& line) {
   group_training_fields(line);
   line.group("Logging, evaluation, checkpoints",
              {"logging_steps", "eval_strategy", "eval_steps", "per_device_eval_batch_size", "save_strategy", "save_steps",
-              "save_total_limit", "load_best_model_at_end", "early_stopping_patience", "report_to"});
+              "save_total_limit", "load_best_model_at_end", "report_to"});
 }
 
 }  // namespace
@@ -35,8 +35,7 @@ void add_train_options(CommandLine& line, TrainOptions& options) {
   line.option("eval_data", options.eval_data, "rows to evaluate on, once per epoch unless --eval_strategy is given");
   options.rows.add_to(line);
   line.option("init_adapter", options.init_adapter, "PEFT adapter folder to continue from; its config sets the adapter options");
-  line.option("report_to", options.reports.report_to,
-              "trackers of the log entries: tensorboard (event files), wandb, trackio (their Python packages)");
+  line.option("report_to", options.reports.report_to, "tensorboard (event files), wandb, trackio (their Python packages)");
   line.option("logging_dir", options.reports.logging_dir, "folder of TensorBoard's event files; default: OUTPUT/runs");
   line.option("run_name", options.reports.run_name, "of the run in wandb and trackio; default: the output folder");
   line.option("project", options.reports.project, "of wandb and trackio");
@@ -57,7 +56,7 @@ int init_config(const Arguments& arguments) {
   TrainOptions options;
   CommandLine line("train", "", "");
   add_train_options(line, options);
-  const std::string text = line.config_template();
+  const std::string text = line.config_template({"bf16", "fp16"});
   if (output.empty()) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     return 0;

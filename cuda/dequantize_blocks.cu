@@ -130,7 +130,7 @@ cudaError_t launch(const Work& work, int64_t rows, Stream stream) {
   const bool aligned = aligned_to(work.out, 16) && work.row_stride * static_cast<int64_t>(sizeof(T)) % 16 == 0;
   const int64_t chunks = work.columns / kChunk;
   const auto tiles = static_cast<unsigned>((chunks + kThreads - 1) / kThreads);
-  const dim3 grid(static_cast<unsigned>(rows), tiles < 64 ? tiles : 64);
+  const dim3 grid(static_cast<unsigned>(rows), tiles < 65535 ? tiles : 65535);
   dequantize_blocks_kernel<T, kType><<<grid, kThreads, 0, stream>>>(work, aligned);
   return cudaGetLastError();
 }

@@ -485,6 +485,12 @@ def forward_cached(model: CausalLM, cache: GenerationCache, tokens: torch.Tensor
 def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable[..., typing.Any] | None=None) -> list[list[int]]:
     """The new tokens of each prompt; on_token(row, token) returning False ends a row."""
 
+def gguf_of(folder: str) -> str:
+    """src/format/gguf_folders.hpp."""
+
+def is_gguf_file(path: str) -> bool:
+    """include/qlorapp/io/gguf.hpp."""
+
 def is_staging(folder: str) -> bool:
     """Whether a FolderUpdate or CheckpointWriter fills this folder and commits it as a whole."""
 

@@ -35,7 +35,7 @@ def folder_of(
     """
     name = os.fspath(name)
     path = pathlib.Path(name).expanduser()
-    if path.suffix == ".gguf" and path.is_file():
+    if _C.is_gguf_file(str(path)):
         return pathlib.Path(_C.model_folder(str(path)))
     if path.is_dir() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         return path / (subfolder or "")

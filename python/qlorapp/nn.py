@@ -139,8 +139,8 @@ class Linear4bit(torch.nn.Linear):
         in_blocks = self.quant_state.quant_type not in ("nf4", "fp4")  # of a GGUF file, for which bitsandbytes has no names
         if self.quant_state.device == _META or in_blocks:  # PEFT reads its own part of a state_dict
             destination[prefix + "weight"] = self.quant_state.packed
-            return None
-        destination.update(self.quant_state.named_tensors(prefix + "weight"))
+        else:
+            destination.update(self.quant_state.named_tensors(prefix + "weight"))
         if self.bias is not None:
             destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
 

@@ -13,6 +13,7 @@
 #include <ATen/ops/full.h>
 #include "core/check.hpp"
 #include "format/config_json.hpp"
+#include "format/gguf_folders.hpp"
 #include "io/linear_weight.hpp"
 #include "lora_config_json.hpp"
 #include "qlorapp/core/log.hpp"
@@ -326,6 +327,8 @@ void bind_model(py::module_& m) {
         py::arg("device") = at::Device(at::kCPU), py::arg("prompts") = std::vector<std::string>{}, py::arg("data") = "",
         py::arg("max_new_tokens") = 32, NoGil(),
         "The receipt of a comparison, a JSON text; include/qlorapp/train/verify_export.hpp.");
+  m.def("gguf_of", &format::gguf_of, py::arg("folder"), "src/format/gguf_folders.hpp.");
+  m.def("is_gguf_file", &is_gguf_file, py::arg("path"), "include/qlorapp/io/gguf.hpp.");
   m.def("model_folder", &model_folder, py::arg("path"), "include/qlorapp/io/gguf.hpp.");
   m.def("model_path", &model_path, py::arg("folder"), "include/qlorapp/io/gguf.hpp.");
   m.def("load_model", &load, py::arg("folder"), py::kw_only(), py::arg("compute_dtype"), py::arg("load_in_4bit") = true,

@@ -37,6 +37,9 @@ void quantize_row(GgufType type, std::span<const float> row, std::span<const flo
 /// The other way; nothing for types without blocks.
 [[nodiscard]] std::optional<QuantType> quant_type_of(GgufType type);
 
+/// Of a type with blocks. @param from  whole blocks.
+[[nodiscard]] bool scales_are_finite(GgufType type, std::span<const std::byte> from);
+
 /// Of any type, with the bits of gguf 0.19's own dequantizers. @param from  whole blocks.  @param into  their elements.
 void dequantize_row(GgufType type, std::span<const std::byte> from, std::span<float> into);
 

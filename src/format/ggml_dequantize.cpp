@@ -109,6 +109,19 @@ QLORAPP_PER_CPU void from_q6_k(std::span<const std::byte> from, float* into, siz
   }
 }
 
+template <class Block>
+bool has_finite_scales(std::span<const std::byte> from) {
+  const auto is_finite = [](const Half& half) { return (half[1] & 0x7C) != 0x7C; };
+  for (size_t i = 0; i < from.size() / sizeof(Block); ++i) {
+    const auto& block = block_of_row<Block>(from, i);
+    if (!is_finite(block.d)) return false;
+    if constexpr (requires { block.min; }) {
+      if (!is_finite(block.min)) return false;
+    }
+  }
+  return true;
+}
+
 QLORAPP_PER_CPU void from_f16(std::span<const std::byte> from, float* into, size_t count) {
   for (size_t i = 0; i < count; ++i) into[i] = value_of(block_of_row<Half>(from, i));
 }
@@ -120,6 +133,29 @@ QLORAPP_PER_CPU void from_bf16(std::span<const std::byte> from, float* into, siz
 }
 
 }  // namespace
+
+bool scales_are_finite(GgufType type, std::span<const std::byte> from) {
+  switch (type) {
+    case GgufType::kQ4_0:
+      return has_finite_scales<BlockQ4_0>(from);
+    case GgufType::kQ4_1:
+      return has_finite_scales<BlockQ4_1>(from);
+    case GgufType::kQ5_0:
+      return has_finite_scales<BlockQ5_0>(from);
+    case GgufType::kQ5_1:
+      return has_finite_scales<BlockQ5_1>(from);
+    case GgufType::kQ8_0:
+      return has_finite_scales<BlockQ8_0>(from);
+    case GgufType::kQ4_K:
+      return has_finite_scales<BlockQ4_K>(from);
+    case GgufType::kQ5_K:
+      return has_finite_scales<BlockQ5_K>(from);
+    case GgufType::kQ6_K:
+      return has_finite_scales<BlockQ6_K>(from);
+    default:
+      throw Error("[gguf] a type without blocks has no scales");
+  }
+}
 
 void dequantize_row(GgufType type, std::span<const std::byte> from, std::span<float> into) {
   const GgufBlock& block = block_of(type);

@@ -26,9 +26,8 @@ class ConfigWriter {
       : file_(file), architecture_(file.require<std::string>("general.architecture")), family_(family_of()) {}
 
   Json write() {
-    const auto heads = whole("attention.head_count");
-    const auto width = whole("embedding_length");
-    head_dim_ = maybe_whole("attention.key_length").value_or(width / std::max<int64_t>(heads, 1));
+    const int64_t heads = positive("attention.head_count"), width = positive("embedding_length");
+    head_dim_ = maybe_whole("attention.key_length").value_or(width / heads);
     layers_ = whole("block_count");
     json_ = {{"architectures", {std::string(family_.architecture)}}, {"model_type", std::string(family_.model_type)}};
     json_["vocab_size"] = rows("token_embd.weight");
@@ -85,6 +84,12 @@ class ConfigWriter {
   [[nodiscard]] int64_t whole(const char* name) const { return file_.require<int64_t>(key(name)); }
   [[nodiscard]] double real(const char* name, double otherwise) const {
     return shortest(file_.get<double>(key(name)).value_or(otherwise));
+  }
+  [[nodiscard]] int64_t positive(const char* name) const {
+    const int64_t value = whole(name);
+    QLORAPP_CHECK_FORMAT(value >= 1, "[{}] {} must be at least 1; got {}. The file is damaged; fetch it again.", file_.path(),
+                         key(name), value);
+    return value;
   }
   /// The number that a config.json has for a value that the file holds in float32: 1e-6 and not 9.99999997e-7.
   static double shortest(double value) {
@@ -156,8 +161,9 @@ class ConfigWriter {
     Json rope{{"rope_theta", theta}, {"rope_type", "default"}};
     const auto width = maybe_whole("rope.dimension_count").value_or(head_dim_);
     if (width != head_dim_) json_["partial_rotary_factor"] = static_cast<double>(width) / static_cast<double>(head_dim_);
-    const std::string type = file_.get<std::string>(key("rope.scaling.type")).value_or("none");
-    const double factor = real("rope.scaling.factor", 1);
+    const double factor = real("rope.scaling.factor", real("rope.scale_linear", 1));
+    const std::string type =
+        file_.get<std::string>(key("rope.scaling.type")).value_or(factor == 0 || factor == 1 ? "none" : "linear");
     const int64_t original =
         maybe_whole("rope.scaling.original_context_length").value_or(json_["max_position_embeddings"].get<int64_t>());
     if (const auto divisors = numbers("rope_freqs.weight"); !divisors.empty()) {
@@ -218,7 +224,8 @@ class ConfigWriter {
 
   void add_tokens() {
     const auto id = [&](const char* name, const char* theirs) {
-      if (const auto found = file_.get<int64_t>(message("tokenizer.ggml.{}_token_id", theirs))) json_[name] = *found;
+      const auto found = file_.get<int64_t>(message("tokenizer.ggml.{}_token_id", theirs));
+      if (found && *found >= 0 && *found < json_["vocab_size"].get<int64_t>()) json_[name] = *found;  // 2³²-1 is none
     };
     id("bos_token_id", "bos");
     id("eos_token_id", "eos");

@@ -15,7 +15,7 @@
 namespace qlorapp::format {
 namespace {
 
-/// Of rope, which the config has.
+/// The config has their values.
 bool is_of_rope(std::string_view name) { return name.starts_with("rope_f"); }
 
 }  // namespace
@@ -61,6 +61,10 @@ void GgufWeights::add(const std::string& name, std::vector<Piece> pieces) {
   }
   parameter.columns = first.shape.size() > 1 ? first.shape.back() : 1;  // a bias has heads, too
   const GgufBlock& block = block_of(parameter.type);
+  QLORAPP_CHECK_FORMAT(
+      parameter.columns % block.elements == 0,
+      "[{}] rows of tensor {} must be whole blocks of {}; they have {} elements. The file is damaged; fetch it again.",
+      file_->path(), first.name, block.name, parameter.columns);
   parameter.row_bytes = parameter.columns / block.elements * block.bytes;
   std::vector<int64_t> shape = first.shape;
   shape[0] = parameter.rows;
@@ -131,6 +135,9 @@ void GgufWeights::read(const TensorEntry& tensor, int64_t offset, std::span<std:
   std::vector<std::byte> rows(static_cast<size_t>(count * row_bytes));
   if (stored) {
     read_rows(parameter, first, count, rows);
+    QLORAPP_CHECK_FORMAT(scales_are_finite(parameter.type, rows),
+                         "[{}] tensor {} has a scale that is not finite. The file is damaged; fetch it again.", path(),
+                         parameter.pieces.front().part.name);
   } else {
     std::vector<float> values(static_cast<size_t>(count * parameter.columns));
     read_values(parameter, first, count, values);

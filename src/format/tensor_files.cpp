@@ -59,7 +59,7 @@ std::optional<files::FileReader> open_if_there(const std::string& folder, const 
                 "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder).",
                 rule, printable(pickled)));
   }
-  if (!gguf.empty()) throw FormatError(message("{}it holds {}. Use the model's safetensors release.", rule, printable(gguf)));
+  if (!gguf.empty()) throw FormatError(message("{}it holds {}. Give that file itself, as a model.", rule, printable(gguf)));
   throw FormatError(message("{}it holds neither. Check the path.", rule));
 }
 

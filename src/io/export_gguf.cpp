@@ -14,6 +14,7 @@
 #include "format/ggml_blocks.hpp"
 #include "format/gguf.hpp"
 #include "format/gguf_model.hpp"
+#include "format/model_folder.hpp"
 #include "gguf_rows.hpp"
 #include "io/tensor_file.hpp"
 #include "merged_model.hpp"
@@ -55,12 +56,12 @@ const FileType& file_type(std::string_view name) {
 class Exporter {
  public:
   Exporter(const std::string& model, const std::string& adapter, const ExportOptions& options)
-      : config_(format::load_model_config(model)),
-        type_(file_type(options.type.empty() ? "Q4_K_M" : options.type)),
-        parts_(format::gguf_parts(config_)),
-        metadata_(metadata_of(model, adapter, options)),
+      : type_(file_type(options.type.empty() ? "Q4_K_M" : options.type)),
         merge_(options.merge),
         model_(model, adapter, merge_),
+        config_(config_of(model, model_.result())),
+        parts_(format::gguf_parts(config_)),
+        metadata_(metadata_of(model, adapter, options)),
         progress_(options.merge.progress) {
     for (const format::GgufPart& part : parts_) tensors_.push_back({part.name, part.shape, stored_type(part)});
   }
@@ -77,6 +78,14 @@ class Exporter {
   }
 
  private:
+  /// Of what is written: an adapter may make the head a table of its own, and bring tables of another size.
+  static format::ModelConfig config_of(const std::string& model, const MergedTensors& result) {
+    format::ModelConfig config = format::settled_config(model);
+    if (result.separates_head) config.tie_word_embeddings = false;
+    if (result.vocab_size) config.vocab_size = *result.vocab_size;
+    return config;
+  }
+
   [[nodiscard]] format::GgufMetadata metadata_of(const std::string& model, const std::string& adapter,
                                                  const ExportOptions& options) const {
     const std::string text = !adapter.empty() && TextFiles::has_tokenizer(adapter) ? adapter : model;
@@ -86,7 +95,14 @@ class Exporter {
                              {"general.quantization_version", uint32_t{2}},
                              {"general.file_type", type_.number}};
     for (auto& entry : format::gguf_hyperparameters(config_)) out.push_back(std::move(entry));
-    GgufVocabulary vocabulary = gguf_vocabulary(text, model, config_.vocab_size);
+    std::optional<ChatTemplate> chat;
+    if (!options.chat_template.empty()) chat = ChatTemplate::choose(options.chat_template, text);
+    else chat = ChatTemplate::from_folder(text);
+    GgufVocabulary vocabulary = gguf_vocabulary(text, model, config_.vocab_size, chat ? &*chat : nullptr);
+    if (vocabulary.other_ends.size() > 2) {
+      log_warning(message("[export] a GGUF file has three tokens that end an answer; {} others of this model are left out.",
+                          vocabulary.other_ends.size() - 2));
+    }
     out.emplace_back("tokenizer.ggml.model", std::move(vocabulary.model));
     out.emplace_back("tokenizer.ggml.pre", std::move(vocabulary.pre));
     out.emplace_back("tokenizer.ggml.tokens", std::move(vocabulary.tokens));
@@ -107,10 +123,7 @@ class Exporter {
       add_id(i == 0 ? "tokenizer.ggml.eot_token_id" : "tokenizer.ggml.eom_token_id", vocabulary.other_ends[i]);
     out.emplace_back("tokenizer.ggml.add_bos_token", vocabulary.adds_bos);
     out.emplace_back("tokenizer.ggml.add_eos_token", vocabulary.adds_eos);
-    std::string jinja;
-    if (!options.chat_template.empty()) jinja = ChatTemplate::source(options.chat_template);
-    else if (const auto own = ChatTemplate::from_folder(text)) jinja = own->jinja();
-    if (!jinja.empty()) out.emplace_back("tokenizer.chat_template", std::move(jinja));
+    if (chat) out.emplace_back("tokenizer.chat_template", chat->jinja());
     return out;
   }
 
@@ -137,7 +150,11 @@ class Exporter {
     const MergedTensor* const stored = model_.find(part.parameter);
     QLORAPP_CHECK_FORMAT(stored != nullptr, "[export] {} must hold '{}', as its config.json says. Use the whole checkpoint.",
                          model_.files().folder(), part.parameter);
-    at::Tensor values = rows_of(part, model_.values(*stored));
+    const at::Tensor whole = model_.values(*stored);
+    QLORAPP_CHECK_FORMAT(whole.size(0) >= part.first_row + part.shape[0] && whole.size(-1) == part.shape.back(),
+                         "[export] '{}' must have at least {} rows of {}; it has shape {}. Is it of another config.json?",
+                         part.parameter, part.first_row + part.shape[0], part.shape.back(), joined(whole.sizes()));
+    at::Tensor values = rows_of(part, whole);
     if (part.adds_one) values = values.to(at::kFloat).add_(1.0);
     if (part.factor != 1) values = values.to(at::kFloat).mul(part.factor);
     return values.contiguous();
@@ -148,8 +165,12 @@ class Exporter {
     switch (tensor.type) {
       case GgufType::kF32:
         return write(values.to(at::kFloat));
-      case GgufType::kF16:
-        return write(values.to(at::kHalf));
+      case GgufType::kF16: {
+        const at::Tensor halves = values.to(at::kHalf);
+        QLORAPP_CHECK_FORMAT(halves.isfinite().all().item<bool>(),
+                             "[export] tensor '{}' has numbers above 65,504, the largest of F16. Use BF16.", tensor.name);
+        return write(halves);
+      }
       case GgufType::kBF16:
         return write(values.to(at::kBFloat16));
       default:
@@ -176,12 +197,12 @@ class Exporter {
     }
   }
 
-  format::ModelConfig config_;
   const FileType& type_;
-  std::vector<format::GgufPart> parts_;
-  format::GgufMetadata metadata_;
   MergeOptions merge_;
   MergedModel model_;
+  format::ModelConfig config_;
+  std::vector<format::GgufPart> parts_;
+  format::GgufMetadata metadata_;
   std::vector<format::GgufTensor> tensors_;
   std::function<void(int64_t, int64_t)> progress_;
 };

@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -51,11 +52,11 @@ std::string parameters_of(const std::string& model) {
 std::string settings_of(const std::string& model, const std::string& adapter, const ExportOptions& options) {
   const std::string text = !adapter.empty() && TextFiles::has_tokenizer(adapter) ? adapter : model;
   const Tokenizer tokenizer = Tokenizer::from_folder(text, model);
-  const GgufVocabulary vocabulary = gguf_vocabulary(text, model, tokenizer.id_limit());
   const auto token = [&](TokenId id) { return tokenizer.id_to_token(id).value_or(""); };
   std::optional<ChatTemplate> jinja;
   if (!options.chat_template.empty()) jinja = ChatTemplate::choose(options.chat_template, text);
   else jinja = ChatTemplate::from_folder(text);
+  const GgufVocabulary vocabulary = gguf_vocabulary(text, model, tokenizer.id_limit(), jinja ? &*jinja : nullptr);
   std::string out;
   if (jinja) {
     const OllamaTemplate own(*jinja, vocabulary.adds_bos && vocabulary.bos ? token(*vocabulary.bos) : "");
@@ -64,7 +65,9 @@ std::string settings_of(const std::string& model, const std::string& adapter, co
   } else {
     out += "# The model has no chat template: text goes in as it is.\nTEMPLATE \"{{ .Prompt }}\"\n";
   }
-  for (const TokenId id : tokenizer.eos_ids()) {
+  std::vector<TokenId> ends = vocabulary.other_ends;
+  if (vocabulary.eos) ends.insert(ends.begin(), *vocabulary.eos);
+  for (const TokenId id : ends) {
     std::string quoted = token(id);
     QLORAPP_CHECK_FORMAT(quoted.find_first_of("\"\n") == std::string::npos,
                          "[export] a stop token in a Modelfile must have no quotes and no line feed; got '{}'.", quoted);

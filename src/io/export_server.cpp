@@ -70,7 +70,7 @@ class ServerExporter {
   void write(const std::string& output) const {
     files::FreshFolder fresh(output);
     write_tensors(files::path_in(fresh.path(), kAdapterWeights), result_);
-    if (server_.is_peft) TextFiles(folder_).write(fresh.path());
+    TextFiles(folder_).write(fresh.path());
     format::save_adapter_config(written_, fresh.path());
     adapter_.file.check_unchanged();
     fresh.keep();

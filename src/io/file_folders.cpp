@@ -26,7 +26,8 @@ class Folders {
                         const std::function<void(const std::string& folder)>& fill) {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) throw IoError(message("[model] {} cannot be read.", path), errno);
-    const std::string key = message("{} {} {} {} {}", path, purpose, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+    const std::string key = message("{} {} {} {} {} {} {}", path, purpose, status.st_dev, status.st_ino, status.st_size,
+                                    status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
     const std::lock_guard lock(mutex_);
     if (const auto found = by_key_.find(key); found != by_key_.end()) return found->second;
     const char* const base = std::getenv("TMPDIR");

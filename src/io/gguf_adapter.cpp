@@ -50,6 +50,7 @@ class AdapterReader {
 
   void write(const std::string& folder) {
     for (const format::GgufPart& part : format::gguf_parts(base_)) add(part);
+    for (const auto& [module, pair] : pairs_) put(module, ".lora_B.weight", stacked(module, pair));
     for (const GgufEntry& entry : file_.tensors()) {
       QLORAPP_CHECK_FORMAT(used_.contains(entry.name),
                            "[{}] tensor {} belongs to no weight of the base. Give the adapter's own base.", file_.path(),
@@ -77,6 +78,9 @@ class AdapterReader {
   }
 
   void add(const format::GgufPart& part) {
+    if (part.parameter.empty()) return;
+    const std::string module = part.parameter.substr(0, part.parameter.size() - kWeightSuffix.size());
+    rows_[module] += part.shape[0];
     const GgufEntry *const a = find(part, ".lora_a"), *const b = find(part, ".lora_b");
     if (a == nullptr && b == nullptr) return;
     const bool is_table = part.role == format::Role::kEmbedding;
@@ -85,29 +89,51 @@ class AdapterReader {
                                 : a->shape[1] == part.shape.back() && b->shape[0] == part.shape[0] && a->shape[0] == b->shape[1]);
     QLORAPP_CHECK_FORMAT(fits, "[{}] the matrices of {} must be a pair whose product has shape {}. Give the adapter's own base.",
                          file_.path(), part.name, joined(part.shape));
-    const std::string module = part.parameter.substr(0, part.parameter.size() - kWeightSuffix.size());
     const at::Tensor values = values_of(file_, *a);
     const int64_t rank = b->shape[1];
-    const auto put = [&](const char* name, const at::Tensor& tensor) {
-      tensors_.emplace_back(message("{}{}{}", kPeftPrefix, module, name), tensor.contiguous());
-    };
     if (is_table) {
-      put(".lora_embedding_A", values.t());
-      put(".lora_embedding_B", values_of(file_, *b));
+      put(module, ".lora_embedding_A", values.t());
+      put(module, ".lora_embedding_B", values_of(file_, *b));
     } else {
-      put(".lora_A.weight", values);
-      put(".lora_B.weight", rows_back(part, values_of(file_, *b)));
+      Pair& pair = pairs_[module];
+      if (!pair.a.defined()) {
+        pair.a = values;
+        put(module, ".lora_A.weight", values);
+      }
+      QLORAPP_CHECK_FORMAT(at::equal(pair.a, values),
+                           "[{}] {} and the other half of {} must have the same matrix A, as one PEFT module has; they do not. "
+                           "Merge the adapter with llama.cpp's export-lora.",
+                           file_.path(), part.name, module);
+      pair.b.emplace_back(part.first_row, rows_back(part, values_of(file_, *b)));
     }
     if (rank_ == 0) rank_ = rank;
     ranks_[module] = rank;
     modules_.insert(module);
   }
 
+  /// Of a module; a file may hold it in halves, whose rows lie below each other.
+  struct Pair {
+    at::Tensor a;
+    std::vector<std::pair<int64_t, at::Tensor>> b;  ///< By their first row.
+  };
+
+  /// A half that the file has not changes nothing.
+  [[nodiscard]] at::Tensor stacked(const std::string& module, const Pair& pair) const {
+    at::Tensor all = at::zeros({rows_.at(module), pair.a.size(0)});
+    for (const auto& [first, rows] : pair.b) all.narrow(0, first, rows.size(0)).copy_(rows);
+    return all;
+  }
+
+  void put(const std::string& module, const char* name, const at::Tensor& tensor) {
+    tensors_.emplace_back(message("{}{}{}", kPeftPrefix, module, name), tensor.contiguous());
+  }
+
   GgufFile file_;
   const format::ModelConfig& base_;
   double alpha_ = 0;
   int64_t rank_ = 0;
-  std::map<std::string, int64_t> ranks_;
+  std::map<std::string, int64_t> ranks_, rows_;
+  std::map<std::string, Pair> pairs_;
   std::set<std::string> modules_;
   std::set<std::string, std::less<>> used_;
   NamedTensors tensors_;
@@ -119,7 +145,8 @@ bool is_gguf_adapter(const std::string& path) { return GgufFile(path).get<std::s
 
 std::string adapter_folder(const std::string& path, const format::ModelConfig& base) {
   const at::NoGradGuard no_grad;
-  return folder_for_file(path, "adapter", [&](const std::string& folder) { AdapterReader(path, base).write(folder); });
+  const std::string purpose = message("adapter over {} {} {}", base.family->architecture, base.hidden_size, base.num_hidden_layers);
+  return folder_for_file(path, purpose, [&](const std::string& folder) { AdapterReader(path, base).write(folder); });
 }
 
 }  // namespace qlorapp

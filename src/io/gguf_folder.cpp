@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -10,6 +16,7 @@
 #include "core/check.hpp"
 #include "file_folders.hpp"
 #include "files/atomic_file.hpp"
+#include "files/file_reader.hpp"
 #include "files/folder.hpp"
 #include "format/gguf.hpp"
 #include "format/gguf_config.hpp"
@@ -29,7 +36,8 @@ GgufVocabulary vocabulary_of(const GgufFile& file) {
   const auto truth = [&](const char* name) { return file.get<int64_t>(message("tokenizer.ggml.{}", name)); };
   const auto id = [&](const char* name) -> std::optional<TokenId> {
     const auto found = truth(name);
-    return found ? std::optional(static_cast<TokenId>(*found)) : std::nullopt;
+    const bool is_token = found && *found >= 0 && *found < std::ssize(out.tokens);  // 2³²-1 is none
+    return is_token ? std::optional(static_cast<TokenId>(*found)) : std::nullopt;
   };
   out.model = file.require<std::string>("tokenizer.ggml.model");
   out.pre = text("pre").value_or("default");
@@ -47,8 +55,10 @@ GgufVocabulary vocabulary_of(const GgufFile& file) {
     if (const auto end = id(name)) out.other_ends.push_back(*end);
   }
   // What llama.cpp assumes where a file does not say it.
+  constexpr auto kWithBos = std::to_array<std::string_view>({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"});
   const bool characters = out.model == "llama";
-  out.adds_bos = truth("add_bos_token").value_or(characters || out.pre == "llama-bpe" || out.pre == "tekken" ? 1 : 0) != 0;
+  const bool has_bos = characters || std::ranges::find(kWithBos, out.pre) != kWithBos.end();
+  out.adds_bos = truth("add_bos_token").value_or(has_bos ? 1 : 0) != 0;
   out.adds_eos = truth("add_eos_token").value_or(0) != 0;
   out.adds_space = truth("add_space_prefix").value_or(characters ? 1 : 0) != 0;
   return out;
@@ -75,11 +85,20 @@ void write_files(const GgufFile& file, const std::string& folder) {
 
 }  // namespace
 
+bool is_gguf_file(const std::string& path) {
+  if (!files::is_regular_file(path)) return false;
+  std::array<std::byte, 4> magic{};
+  const files::FileReader file(path);
+  if (file.size() >= std::ssize(magic)) file.read_at(0, magic);
+  return path.ends_with(".gguf") || std::memcmp(magic.data(), "GGUF", magic.size()) == 0;
+}
+
 std::string model_folder(const std::string& path) {
-  if (!path.ends_with(".gguf") || files::is_folder(path)) return path;
+  if (!is_gguf_file(path)) return path;
   return folder_for_file(path, "model", [&](const std::string& folder) {
     write_files(GgufFile(path), folder);
-    format::set_gguf_of(folder, path);
+    const std::unique_ptr<char, decltype(&std::free)> full(::realpath(path.c_str(), nullptr), &std::free);
+    format::set_gguf_of(folder, full ? full.get() : path);  // the program may change its folder before it reads the weights
     set_model_path(folder, path);
   });
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string_view>
 #include <tuple>
 #include <unordered_map>
@@ -11,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
+#include "core/printable.hpp"
 #include "files/folder.hpp"
 #include "json_reading.hpp"
 #include "qlorapp/core/log.hpp"
@@ -100,10 +102,10 @@ std::string name_of_split(const json& component, bool ignores_merges, const std:
   }
   std::string shown = steps.substr(0, 200);
   std::ranges::replace(shown, '\n', ' ');
-  throw FormatError(
-      message("[{}] pre_tokenizer must be one that llama.cpp has a name for (Llama 3, Qwen 2, Phi-4, Phi-4-mini, Tekken, "
-              "Qwen 3.5, Seed, SmolLM and Granite 3, GPT-2); got '{}'. Use the merged checkpoint with another server.",
-              where, shown));
+  throw FormatError(message(
+      "[{}] pre_tokenizer must be one that llama.cpp has a name for (Llama 3, Qwen 2, Phi-4, Phi-4-mini, Tekken, DeepSeek V3, "
+      "Qwen 3.5, Seed, SmolLM and Granite 3, GPT-2); got '{}'. Use the merged checkpoint with another server.",
+      where, shown));
 }
 
 /// Whether a text gets a space in front, by the normalizer (Llama 2) or Metaspace.
@@ -115,11 +117,18 @@ bool adds_space(const TokenizerDescription& description, const json& normalizer)
   return std::ranges::any_of(steps, prepends);
 }
 
+/// Whether conversations begin with a token. Servers put bos_token in front of those that do not, where the file says so; training did not.
+bool begins_with(const ChatTemplate& chat, const std::optional<TokenId>& token, const Tokenizer& tokenizer) {
+  const std::vector<Message> messages{{"user", "a"}};
+  const std::string text = chat.render(messages, {.add_generation_prompt = true, .turns = false}).text;
+  return token && text.starts_with(tokenizer.id_to_token(*token).value_or("\n"));
+}
+
 bool is_byte(std::string_view token) { return token.size() == 6 && token.starts_with("<0x") && token.ends_with(">"); }
 
 }  // namespace
 
-GgufVocabulary gguf_vocabulary(const std::string& folder, const std::string& model_folder, int64_t rows) {
+GgufVocabulary gguf_vocabulary(const std::string& folder, const std::string& model_folder, int64_t rows, const ChatTemplate* chat) {
   const std::string where = files::path_in(folder, "tokenizer.json");
   const Tokenizer tokenizer = Tokenizer::from_folder(folder, model_folder);
   const std::string text = read_file_inside(where, kLargestTokenizer);
@@ -168,10 +177,15 @@ GgufVocabulary gguf_vocabulary(const std::string& folder, const std::string& mod
   for (const TokenId id : tokenizer.eos_ids()) {
     if (id != out.eos) out.other_ends.push_back(id);
   }
+  const auto end = chat != nullptr ? chat->end_of_turn() : std::nullopt;
+  if (const auto id = end ? tokenizer.token_to_id(*end) : std::nullopt) {
+    const bool known = id == out.eos || std::ranges::find(out.other_ends, *id) != out.other_ends.end();
+    if (!known) out.other_ends.insert(out.other_ends.begin(), *id);
+  }
   const auto is_alone = [](const std::vector<int32_t>& ids, const std::optional<TokenId>& id) {
     return ids.size() == 1 && id && ids.front() == *id;
   };
-  out.adds_bos = is_alone(description.prefix_ids, out.bos);
+  out.adds_bos = is_alone(description.prefix_ids, out.bos) && (chat == nullptr || begins_with(*chat, out.bos, tokenizer));
   out.adds_eos = is_alone(description.suffix_ids, out.eos);
   const size_t unsaid = (out.adds_bos ? 0 : description.prefix_ids.size()) + (out.adds_eos ? 0 : description.suffix_ids.size());
   if (unsaid > 0) {
@@ -185,6 +199,8 @@ GgufVocabulary gguf_vocabulary(const std::string& folder, const std::string& mod
 }
 
 namespace {
+
+constexpr size_t kLongestToken = 1024, kMostMerges = 16 << 20;
 
 /// Other names of llama.cpp for the same split.
 constexpr auto kOtherNames = std::to_array<std::pair<std::string_view, std::string_view>>({{"llama3", "llama-bpe"},
@@ -200,6 +216,9 @@ constexpr auto kOtherNames = std::to_array<std::pair<std::string_view, std::stri
                                                                                            {"starcoder", "smollm"},
                                                                                            {"exaone", "smollm"},
                                                                                            {"mpt", "gpt-2"},
+                                                                                           {"exaone4", "gpt-2"},
+                                                                                           {"glm4", "dbrx"},
+                                                                                           {"chatglm-bpe", "dbrx"},
                                                                                            {"olmo", "gpt-2"},
                                                                                            {"llama4", "gpt-4o"},
                                                                                            {"phi-2", "gpt-2"}});
@@ -262,6 +281,12 @@ class TokenizerWriter {
     if (v_.model == "llama" && v_.scores.size() != v_.tokens.size())
       refuse(message("tokenizer.ggml.scores must have an entry for each of {} tokens; it has {}.", v_.tokens.size(),
                      v_.scores.size()));
+    for (const float score : v_.scores) {
+      if (!std::isfinite(score)) refuse("tokenizer.ggml.scores must be finite; one is not.");
+    }
+    for (const std::string& token : v_.tokens) {
+      if (token.size() > kLongestToken) refuse(message("a token may have {} bytes; one has {}.", kLongestToken, token.size()));
+    }
     std::vector<TokenId> ids = v_.other_ends;
     for (const auto& id : {v_.bos, v_.eos, v_.pad, v_.unknown}) {
       if (id) ids.push_back(*id);
@@ -297,10 +322,11 @@ class TokenizerWriter {
     const auto split = std::ranges::find_if(
         named_splits(), [&](const NamedSplit& known) { return known.name == name || known.merged_first == name; });
     if (split == named_splits().end()) {
-      throw FormatError(message(
-          "[{}] tokenizer.ggml.pre must be a split that is known here (llama-bpe, dbrx, qwen2, gpt-4o, tekken, deepseek-v3, "
-          "smollm, gpt-2); got '{}'. Use the model's checkpoint instead.",
-          where_, v_.pre));
+      throw FormatError(
+          message("[{}] tokenizer.ggml.pre must be a split that is known here (llama-bpe, dbrx, qwen2, gpt-4o, tekken, "
+                  "deepseek-v3, qwen35, seed-coder, "
+                  "smollm, gpt-2); got {}. Use the model's checkpoint instead.",
+                  where_, printable(v_.pre)));
     }
     json steps = json::array();
     for (size_t begin = 0; begin <= split->steps.size();) {
@@ -356,6 +382,9 @@ class TokenizerWriter {
         if ((static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) continue;  // within a character
         const auto left = ids.find(text.substr(0, at)), right = ids.find(text.substr(at));
         if (left != ids.end() && right != ids.end()) merges.push_back({id, left->second, right->second});
+        QLORAPP_CHECK_FORMAT(merges.size() <= kMostMerges,
+                             "[{}] tokens may be merges of {} pairs; there are more. Use the model's checkpoint instead.", where_,
+                             kMostMerges);
       }
     }
     std::ranges::sort(merges, [&](const Merge& a, const Merge& b) {

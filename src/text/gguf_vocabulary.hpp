@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "qlorapp/text/chat_template.hpp"
 #include "qlorapp/text/tokenizer.hpp"
 
 namespace qlorapp {
@@ -29,8 +30,11 @@ struct GgufVocabulary {
 
 /// @param folder  with tokenizer.json.  @param model_folder  with config.json and generation_config.json.
 /// @param rows    of the embedding. Those without a token get a name that no text has.
+/// @param chat    the template that conversations have; null: none. The token that ends its turns is an end of answers, and where it begins
+///                without bos_token none is added.
 /// @throws FormatError as Tokenizer::from_folder; for what llama.cpp has no name for, naming component and rule.
-[[nodiscard]] GgufVocabulary gguf_vocabulary(const std::string& folder, const std::string& model_folder, int64_t rows);
+[[nodiscard]] GgufVocabulary gguf_vocabulary(const std::string& folder, const std::string& model_folder, int64_t rows,
+                                             const ChatTemplate* chat);
 
 /// Files of a folder.
 struct TokenizerTexts {

@@ -48,7 +48,7 @@ struct Place {
 };
 
 Place place_of(const std::string& path, const VerifyOptions& options) {
-  const bool is_file = path.ends_with(".gguf");
+  const bool is_file = is_gguf_file(path);
   if (is_file && !is_gguf_adapter(path)) return {path, model_folder(path), "", "GGUF"};
   const bool is_adapter = is_file || (files::exists(files::path_in(path, "adapter_config.json")) &&
                                       !files::exists(files::path_in(path, "config.json")));
@@ -84,15 +84,21 @@ std::string storage_of(const CausalLM& model) {
   return all;
 }
 
-Form open(const Place& place, const VerifyOptions& options) {
+Form open(const Place& place, const VerifyOptions& options, bool is_reference) {
   const format::ModelConfig config = format::settled_config(place.model);
   LoadOptions load;
   load.device = options.device;
   load.load_in_4bit = !place.adapter.empty() && options.load_in_4bit && config.blocks.empty();
   const bool fits = format::parameter_count(config) * 4 <= kMostInFloat32;
   load.compute_dtype = fits ? at::kFloat : at::kBFloat16;
-  const std::string text = !place.adapter.empty() && TextFiles::has_tokenizer(place.adapter) ? place.adapter : place.model;
-  Form form{place, load_model(place.model, load), Tokenizer::from_folder(text, place.model), ChatTemplate::from_folder(text), {}};
+  const bool has_own_text = !place.adapter.empty() && TextFiles::has_tokenizer(place.adapter);
+  const std::string text = !options.text.empty() ? options.text : has_own_text ? place.adapter : place.model;
+  const bool has_template = !options.chat_template.empty() && (is_reference || !options.text.empty());
+  Form form{place,
+            load_model(place.model, load),
+            Tokenizer::from_folder(text, place.model),
+            has_template ? ChatTemplate::choose(options.chat_template, text) : ChatTemplate::from_folder(text),
+            {}};
   form.place.kind += ", " + storage_of(form.model);
   std::set<int64_t> ends(form.model.config().eos_token_ids.begin(), form.model.config().eos_token_ids.end());
   for (const TokenId id : form.tokenizer.eos_ids()) ends.insert(id);
@@ -130,6 +136,9 @@ at::Tensor log_probabilities(CausalLM& model, const Ids& prompt, const Ids& answ
   return model.logits(hidden.narrow(0, first, static_cast<int64_t>(answer.size()))).to(at::kCPU, at::kFloat).log_softmax(-1);
 }
 
+/// Of each prompt's answer; nothing where a form has not the answer's tokens.
+using Scores = std::vector<std::optional<at::Tensor>>;
+
 /// Mean KL divergence of `other` from `own`, over the tokens that both have.
 double divergence(const at::Tensor& own, const at::Tensor& other) {
   const int64_t tokens = std::min(own.size(1), other.size(1));
@@ -165,7 +174,7 @@ class Verifier {
     const Place place = place_of(path, options_);
     VerifiedForm found;
     {
-      Form form = open(place, options_);
+      Form form = open(place, options_, true);
       if (!place.adapter.empty()) load_adapter(form.model, place.adapter);
       rendered_ = render(form, prompts_);
       if (!options_.data.empty()) {
@@ -174,7 +183,7 @@ class Verifier {
         rows_ = Dataset::read(options_.data, rows, &form.tokenizer, form.chat ? &*form.chat : nullptr).examples;
       }
       answers_ = answers_of(form, rendered_, options_.max_new_tokens);
-      for (size_t i = 0; i < rendered_.size(); ++i) own_.push_back(log_probabilities(form.model, rendered_[i].ids, answers_[i]));
+      for (size_t i = 0; i < rendered_.size(); ++i) own_.emplace_back(log_probabilities(form.model, rendered_[i].ids, answers_[i]));
       ends_ = names_of_ends(form);
       found = measured(form, path, rendered_, answers_, own_);
     }
@@ -186,15 +195,15 @@ class Verifier {
 
   VerifiedForm other(const std::string& path) {
     const Place place = place_of(path, options_);
-    Form form = open(place, options_);
+    Form form = open(place, options_, false);
     if (!place.adapter.empty()) load_adapter(form.model, place.adapter);
     const std::vector<Prompt> prompts = render(form, prompts_);
     const std::vector<Ids> answers = answers_of(form, prompts, options_.max_new_tokens);
-    std::vector<at::Tensor> found;
+    Scores found(prompts.size());
     const int64_t rows = form.model.config().vocab_size;
     for (size_t i = 0; i < prompts.size(); ++i) {
       const bool fits = std::ranges::all_of(answers_[i], [&](int64_t id) { return id < rows; });
-      if (fits) found.push_back(log_probabilities(form.model, prompts[i].ids, answers_[i]));
+      if (fits) found[i] = log_probabilities(form.model, prompts[i].ids, answers_[i]);
     }
     VerifiedForm out = measured(form, path, prompts, answers, found);
     find_causes(out, form, prompts, found);
@@ -204,11 +213,11 @@ class Verifier {
  private:
   /// How far the base is from the reference, over the reference's answers. The base has the storage that it has below the adapter.
   void find_base(const Place& place) {
-    Form base = open(place, options_);
+    Form base = open(place, options_, true);
     double sum = 0;
     for (size_t i = 0; i < rendered_.size(); ++i) {
       base_.push_back(log_probabilities(base.model, rendered_[i].ids, answers_[i]));
-      sum += divergence(own_[i], base_[i]);
+      sum += divergence(*own_[i], base_[i]);
     }
     base_divergence_ = sum / static_cast<double>(rendered_.size());
   }
@@ -220,28 +229,29 @@ class Verifier {
   }
 
   VerifiedForm measured(Form& form, const std::string& path, const std::vector<Prompt>& prompts, const std::vector<Ids>& answers,
-                        const std::vector<at::Tensor>& found) const {
+                        const Scores& found) const {
     VerifiedForm out;
     out.path = path;
     out.kind = form.place.kind;
     out.prompts = std::ssize(prompts);
-    double shared = 0, apart = 0;
+    double shared = 0;
     for (size_t i = 0; i < prompts.size(); ++i) {
       out.same_texts += prompts[i].text == rendered_[i].text ? 1 : 0;
       out.same_ids += prompts[i].ids == rendered_[i].ids ? 1 : 0;
       out.same_first += !answers[i].empty() && answers[i].front() == answers_[i].front() ? 1 : 0;
       shared += shared_tokens(answers_[i], answers[i]);
       out.ended += !answers[i].empty() && std::ranges::binary_search(form.ends, answers[i].back()) ? 1 : 0;
-      if (i < found.size()) apart += divergence(own_[i], found[i]);
     }
     out.same_tokens = shared / static_cast<double>(prompts.size());
-    out.divergence = found.empty() ? 0 : apart / static_cast<double>(found.size());
-    if (!rows_.empty()) out.loss = evaluate(form.model, rows_, {}).token_weighted;
+    out.divergence = mean_divergence(found, [&](size_t i) -> const at::Tensor& { return *own_[i]; });
+    const bool has_tokens = std::ranges::all_of(rows_, [&](const Example& row) {
+      return std::ranges::all_of(row.input_ids, [&](int64_t id) { return id < form.model.config().vocab_size; });
+    });
+    if (!rows_.empty() && has_tokens) out.loss = evaluate(form.model, rows_, {}).token_weighted;
     return out;
   }
 
-  void find_causes(VerifiedForm& out, const Form& form, const std::vector<Prompt>& prompts,
-                   const std::vector<at::Tensor>& found) const {
+  void find_causes(VerifiedForm& out, const Form& form, const std::vector<Prompt>& prompts, const Scores& found) const {
     for (size_t i = 0; i < prompts.size(); ++i) {
       const Prompt &own = rendered_[i], &other = prompts[i];
       if (own.text != other.text) {
@@ -257,15 +267,14 @@ class Verifier {
         break;
       }
     }
-    if (found.size() < prompts.size())
-      out.causes.emplace_back("vocabulary: the reference answers with tokens that this form has not");
+    const bool has_all = std::ranges::all_of(found, [](const auto& scores) { return scores.has_value(); });
+    if (!has_all) out.causes.emplace_back("vocabulary: the reference answers with tokens that this form has not");
     const std::set<std::string> ends = names_of_ends(form);
     for (const std::string& end : ends_) {
       if (!ends.contains(end))
         out.causes.push_back(message("EOS: {} ends the reference's answers, and none of this form", shown(end)));
     }
-    const bool is_base = base_divergence_ && *base_divergence_ > kChanged && found.size() == base_.size() && !found.empty() &&
-                         nearer_to_base(out, found);
+    const bool is_base = base_divergence_ && *base_divergence_ > kChanged && has_all && nearer_to_base(out, found);
     if (is_base)
       out.causes.emplace_back("adapter: answers are those of the base; the adapter, or some of its tensors, is not applied");
     else if (out.divergence > kMostDivergence && out.causes.empty())
@@ -274,10 +283,20 @@ class Verifier {
                   out.divergence));
   }
 
-  [[nodiscard]] bool nearer_to_base(const VerifiedForm& out, const std::vector<at::Tensor>& found) const {
-    double to_base = 0;
-    for (size_t i = 0; i < found.size(); ++i) to_base += divergence(base_[i], found[i]);
-    return to_base / static_cast<double>(found.size()) < out.divergence / 4;
+  [[nodiscard]] bool nearer_to_base(const VerifiedForm& out, const Scores& found) const {
+    return mean_divergence(found, [&](size_t i) -> const at::Tensor& { return base_[i]; }) < out.divergence / 4;
+  }
+
+  template <typename OwnOf>
+  static double mean_divergence(const Scores& found, const OwnOf& own_of) {
+    double sum = 0;
+    int64_t count = 0;
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (!found[i]) continue;
+      sum += divergence(own_of(i), *found[i]);
+      ++count;
+    }
+    return count == 0 ? 0 : sum / static_cast<double>(count);
   }
 
   static std::string cause_of_ids(const Ids& own, const Ids& other, size_t i) {
@@ -298,7 +317,8 @@ class Verifier {
   std::vector<Prompt> rendered_;
   std::vector<Example> rows_;
   std::vector<Ids> answers_;
-  std::vector<at::Tensor> own_, base_;
+  Scores own_;
+  std::vector<at::Tensor> base_;
   std::optional<double> base_divergence_;
   std::set<std::string> ends_;
 };
@@ -350,7 +370,15 @@ ExportVerification verify_export(const std::vector<std::string>& paths, const Ve
   Verifier verifier(options);
   ExportVerification out;
   for (size_t i = 0; i < paths.size(); ++i) {
-    out.forms.push_back(i == 0 ? verifier.reference(paths[i]) : verifier.other(paths[i]));
+    try {
+      out.forms.push_back(i == 0 ? verifier.reference(paths[i]) : verifier.other(paths[i]));
+    } catch (const FormatError& error) {
+      if (i == 0) throw;
+      VerifiedForm& unread = out.forms.emplace_back();
+      unread.path = paths[i];
+      unread.kind = "unread";
+      unread.causes.push_back(message("cannot be read: {}", error.what()));
+    }
     if (options.progress) options.progress(static_cast<int64_t>(i) + 1, std::ssize(paths));
   }
   return out;
@@ -363,11 +391,14 @@ std::optional<ExportVerification> verify_written(const std::string& model, const
   const std::string& reference = adapter.empty() ? model : adapter;
   const auto skip = [&](const std::string& why) {
     log_warning(message("[export] not verified: {} By hand: qlorapp verify-export {} {}{}", why, reference, form,
-                        adapter.empty() ? "" : message(" --model {}", model)));
+                        adapter.empty() ? "" : message(" --model {}", model_path(model))));
     return std::nullopt;
   };
   VerifyOptions verify;
   verify.base = model;
+  verify.chat_template = options.chat_template;
+  if (!options.ollama_base.empty())
+    verify.text = !adapter.empty() && TextFiles::has_tokenizer(adapter) ? adapter : model_folder(model);
   verify.device = device;
   verify.load_in_4bit = options.merge.base == MergeBase::kDequantized;
   try {
@@ -378,7 +409,9 @@ std::optional<ExportVerification> verify_written(const std::string& model, const
     ExportVerification found = verify_export({reference, form}, verify);
     files::write_file_atomically(written + ".verify.json", found.json());
     return found;
-  } catch (const FormatError& error) { return skip(error.what()); }
+  } catch (const Error& error) {  // the export is whole, and stays
+    return skip(error.what());
+  } catch (const c10::Error& error) { return skip(error.what_without_backtrace()); }
 }
 
 }  // namespace qlorapp

@@ -141,7 +141,7 @@ def test_every_name_of_transformers_arguments_is_understood():
     ("given", "said"),
     [
         (["--dataloader_num_workers", 4], "--dataloader_num_workers has no effect: rows are tokenized once"),
-        (["--report-to", "wandb"], "--report_to has no effect"),
+        (["--hub-model-id", "me/x"], "--hub_model_id has no effect"),
         (["--push_to_hub"], "--push_to_hub has no effect"),
         (["--torch_compile"], "--torch_compile is not supported"),
         (["--deepspeed", "ds.json"], "--deepspeed is not supported"),

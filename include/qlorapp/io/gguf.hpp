@@ -6,6 +6,9 @@
 
 namespace qlorapp {
 
+/// By its first bytes, or its name; files of a download may have any.
+[[nodiscard]] bool is_gguf_file(const std::string& path);
+
 /// A folder with config.json, generation_config.json, tokenizer and chat template of a GGUF file; its weights are read from the file itself. It is
 /// in TMPDIR and goes when the process ends; the same file gives the same folder.
 /// @param path  a file; a folder comes back as it is.
@@ -16,7 +19,7 @@ namespace qlorapp {
 /// What the user called the model whose files are in the folder: the path that gave it, or a name on the Hub. Others come back as they are. An
 /// adapter's config names its base so.
 [[nodiscard]] std::string model_path(const std::string& folder);
-/// Says it. Thread-safe.
+/// Of what model_path() gives from now on. Thread-safe.
 void set_model_path(const std::string& folder, const std::string& name);
 
 }  // namespace qlorapp

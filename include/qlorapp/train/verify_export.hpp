@@ -21,8 +21,11 @@ struct VerifyOptions {
   bool load_in_4bit = true;
   at::Device device = at::kCPU;
   std::vector<std::string>
-      prompts;       ///< A user's message each; of a model without template the text itself. Empty: default_prompts().
-  std::string data;  ///< File of rows, whose mean loss is compared, too; the reference makes tokens of them. May be empty.
+      prompts;                ///< A user's message each; of a model without template the text itself. Empty: default_prompts().
+  std::string data;           ///< File of rows, whose mean loss is compared, too; the reference makes tokens of them. May be empty.
+  std::string chat_template;  ///< Of the reference, as ExportOptions::chat_template. May be empty.
+  std::string
+      text;  ///< Folder of every form's tokenizer and template, which a server is given beside them. Empty: each form's own.
   int64_t max_new_tokens = 32;                                ///< Of each greedy answer.
   std::function<void(int64_t done, int64_t total)> progress;  ///< In forms. May be empty.
 };
@@ -55,12 +58,12 @@ struct ExportVerification {
 
 /// @param paths  the reference and at least one other: a PEFT folder, a model's folder, a GGUF file of a model or of an adapter. One is in
 ///               memory at a time, in float32 where that has at most 8 GiB, else in the checkpoint's dtype.
-/// @throws ValueError, FormatError, IoError as load_model and load_adapter; FormatError for a tokenizer or template that is not known here.
+/// @throws ValueError, FormatError, IoError as load_model and load_adapter; FormatError for a tokenizer or template that is not known here; all of the
+///         reference. Another form that is no readable one has that as its cause.
 [[nodiscard]] ExportVerification verify_export(const std::vector<std::string>& paths, const VerifyOptions& options);
 
 /// What export_model() wrote, beside the model and adapter that it was made of; the receipt is written to `written`.verify.json. Nothing,
-/// with a warning that says why and how to do it by hand, where memory is short or a tokenizer is not known here.
-/// @throws as verify_export; IoError.
+/// with a warning that says why and how to do it by hand, where memory is short or the reference cannot be read.
 [[nodiscard]] std::optional<ExportVerification> verify_written(const std::string& model, const std::string& adapter,
                                                                const ExportOptions& options, const std::string& written,
                                                                at::Device device);

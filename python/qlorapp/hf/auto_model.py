@@ -167,7 +167,7 @@ class AutoModelForCausalLM:
         options = {name: value for name, value in options.items() if value is not None and (value or name not in _OFF)}
         quantized = _quantization(quantization_config, load_in_4bit)
         keep_blocks = not quantized.load_in_4bit  # of a GGUF file
-        in_blocks = keep_blocks and _C.model_path(str(folder)).endswith(".gguf")
+        of_gguf = keep_blocks and _C.gguf_of(str(folder)) != ""
         stored = getattr(config, "quantization_config", None)
         device_map, base_on_host = layers_on_host(device_map, config)
         device = device_of(device_map, quantized.load_in_4bit or stored is not None)
@@ -186,7 +186,7 @@ class AutoModelForCausalLM:
                     "computes, without other options of transformers. Put this model on one device."
                 )
             return foreign.load(folder, config, settled, wanted, device, cls._auto, config=config, **options)
-        if base_on_host and not (quantized.load_in_4bit or in_blocks or stored is not None):
+        if base_on_host and not (quantized.load_in_4bit or of_gguf or stored is not None):
             raise ValueError(
                 "[from_pretrained] device_map with layers on the CPU is for four-bit layers. Give quantization_config, or one device."
             )
@@ -209,7 +209,7 @@ class AutoModelForCausalLM:
         if isinstance(stored, dict) or not quantized.load_in_4bit:
             quantized = _CONFIG.from_dict(stored) if stored else _CONFIG(load_in_4bit=True)  # of blocks
         model = build(folder, skeleton.result(), core, quantized)
-        if in_blocks:
+        if of_gguf and any(isinstance(layer, Linear4bit) for layer in model.modules()):
             model.save_pretrained = _saves_adapters_alone(
                 model,
                 "blocks of a GGUF file have no form in a checkpoint. Merge the adapter, or load the file with quantization_config",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds models and rows for the qlorapp program: python hub_service.py model|config|data|rows NAME [REVISION].
+"""Finds models and rows for the qlorapp program: python hub_service.py model|config|train|eval|rows NAME [REVISION].
 
 Prints one line of JSON: {"ok": […]} or {"error": "one line"}. It does not load the library. Progress goes to standard error.
 
     model, config   a repository's folder in huggingface_hub's cache, with its weights or its config.json alone
-    data            files of rows of a dataset's repository; parquet as rows does
+    train, eval     files of rows of a split of a dataset's repository; parquet as rows does
     rows            a parquet file's rows as a new .jsonl file in TMPDIR, which the caller removes
 """
 
@@ -14,8 +14,10 @@ if __name__ == "__main__":
     sys.path.pop(0)  # this folder's modules would hide others of the same name
 
 import json
+import math
 import os
 import pathlib
+import re
 import tempfile
 from typing import Any
 
@@ -23,6 +25,8 @@ from typing import Any
 MODEL = ["*.json", "*.txt", "*.jinja", "tokenizer.model", "*.safetensors"]
 ROWS = (".jsonl", ".json", ".csv", ".tsv", ".jsonl.gz", ".json.gz", ".csv.gz", ".parquet")
 BATCH = 1024
+#: What files of a split are called, the first that there is, as datasets finds them.
+SPLITS = {"train": ["train|training"], "eval": ["validation|valid|val|dev", "eval|evaluation", "test|testing"]}
 
 
 def needs(package: str, wanted: str) -> Any:
@@ -36,11 +40,24 @@ def as_jsonl(path: str) -> str:
     """The rows of a parquet file, a JSON object a line. Holds one batch of rows."""
     parquet = needs("pyarrow.parquet", "a parquet file")
     number, name = tempfile.mkstemp(prefix="qlorapp-rows-", suffix=".jsonl")
-    with os.fdopen(number, "w", encoding="utf-8") as out, parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(BATCH):
-            for row in batch.to_pylist():
-                out.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as out, parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(BATCH):
+                for row in batch.to_pylist():
+                    out.write(json.dumps(without_nan(row), ensure_ascii=False, default=str) + "\n")
+    except BaseException:
+        os.unlink(name)
+        raise
     return name
+
+
+def without_nan(cell: Any) -> Any:
+    """What JSON has no word for is null, as a cell without value."""
+    if isinstance(cell, float):
+        return cell if math.isfinite(cell) else None
+    if isinstance(cell, dict):
+        return {key: without_nan(value) for key, value in cell.items()}
+    return [without_nan(value) for value in cell] if isinstance(cell, list) else cell
 
 
 def snapshot(name: str, revision: str | None, kind: str, patterns: list[str]) -> pathlib.Path:
@@ -48,20 +65,33 @@ def snapshot(name: str, revision: str | None, kind: str, patterns: list[str]) ->
     return pathlib.Path(hub.snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=patterns))
 
 
-def rows_of(folder: pathlib.Path) -> list[str]:
-    """The files of the training split, or else all files of rows."""
+def rows_of(folder: pathlib.Path, split: str) -> list[str]:
+    """The files of the split; for training all files, where no name says a split."""
     files = sorted(path for path in folder.rglob("*") if path.name.endswith(ROWS) and path.name != "dataset_infos.json")
-    train = [path for path in files if "train" in str(path.relative_to(folder)).lower()]
     if not files:
         raise ValueError(f"{folder} holds no rows: no file that ends in {', '.join(ROWS)}")
-    return [as_jsonl(str(path)) if path.suffix == ".parquet" else str(path) for path in train or files]
+    chosen: dict[str, list[pathlib.Path]] = {}
+    for name, words in SPLITS.items():
+        found = [[path for path in files if is_of(str(path.relative_to(folder)), word)] for word in words]
+        chosen[name] = next(filter(None, found), [])
+    if not any(chosen.values()):
+        chosen["train"] = files
+    if not chosen[split]:
+        names = ", ".join(str(path.relative_to(folder)) for path in files[:5])
+        raise ValueError(f"no file is named for {split} ({', '.join(SPLITS[split])}); there is {names}. Give one of {folder}")
+    return [as_jsonl(str(path)) if path.suffix == ".parquet" else str(path) for path in chosen[split]]
+
+
+def is_of(path: str, words: str) -> bool:
+    """Whether one of the words stands by itself in the path."""
+    return re.search(rf"(?:^|[-._ 0-9/])(?:{words})(?:[-._ 0-9/]|$)", path.lower()) is not None
 
 
 def find(what: str, name: str, revision: str | None) -> list[str]:
     if what == "rows":
         return [as_jsonl(name)]
-    if what == "data":
-        return rows_of(snapshot(name, revision, "dataset", [f"*{end}" for end in ROWS]))
+    if what in SPLITS:
+        return rows_of(snapshot(name, revision, "dataset", [f"*{end}" for end in ROWS]), what)
     folder = snapshot(name, revision, "model", ["config.json"] if what == "config" else MODEL)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json")
