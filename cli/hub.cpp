@@ -71,9 +71,11 @@ std::vector<std::string> ask(const std::string& what, const std::string& name, c
                              const std::string& by_hand) {
   const char *const python = std::getenv("QLORAPP_PYTHON"), *const text_service = std::getenv("QLORAPP_HF_TEXT");
   QLORAPP_CHECK_VALUE(
-      python != nullptr && text_service != nullptr, "[hub] {} For that, start the command as `python -m qlorapp`. {}",
-      what == "rows" ? message("{} is read by Python's packages.", name)
-                     : message("there is no folder '{}'; names on the Hugging Face Hub are found by Python's packages.", name),
+      python != nullptr && text_service != nullptr, "[hub] {} Here, start the command as `python -m qlorapp`. {}",
+      what == "rows"
+          ? message("--data {} must be rows as text; got a Parquet file. In Python, pass datasets.load_dataset(…) to SFTTrainer.",
+                    name)
+          : message("there is no folder '{}'; names on the Hugging Face Hub are found by Python's packages.", name),
       by_hand);
   const std::string script = files::path_in(files::parent_of(text_service), "hub_service.py");
   std::vector<std::string> words{script, what, name};
@@ -104,7 +106,7 @@ bool is_hub_name(const std::string& text) {
 }
 
 std::string hub_folder(const std::string& name, std::string_view what, const std::string& revision) {
-  const std::string by_hand = message("By hand: hf download {}{} --local-dir {}, and --model {}.", name,
+  const std::string by_hand = message("By hand: hf download {}{} --local-dir {}, and give --model {}.", name,
                                       what == "config" ? " config.json" : "", files::file_name(name), files::file_name(name));
   return ask(std::string(what), name, revision, by_hand).at(0);
 }
