@@ -247,6 +247,66 @@ def test_hostile_files_are_refused_by_byte_and_rule(change, reason, tmp_path):
     assert "bad.gguf" in failed.stderr
 
 
+def rewritten(path, change):
+    """The file with other values in some of its tensors: change(name, data) returns them with their kind, or None."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(path.with_name("changed.gguf"), "llama")
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], inner)
+    for tensor in reader.tensors:
+        data, kind = change(tensor.name, tensor) or (tensor.data, tensor.tensor_type)
+        writer.add_tensor(tensor.name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.with_name("changed.gguf")
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M", "Q6_K", "Q4_0"])
+def test_damaged_scales_are_refused(kind, tmp_path):
+    """Half of a scale is all ones: not a number in float16, which would make the loss NaN thousands of steps later."""
+    file = exported(wide(tmp_path / "model"), kind)
+
+    def damage(name, tensor):
+        if name != "blk.1.ffn_down.weight":
+            return None
+        data, size = tensor.data.copy(), gguf.GGML_QUANT_SIZES[tensor.tensor_type][1]
+        place = size - 2 if tensor.tensor_type == gguf.GGMLQuantizationType.Q6_K else 0
+        data[3, size + place : size + place + 2] = (0, 0x7E)
+        return data, tensor.tensor_type
+
+    with pytest.raises(qlorapp.FormatError, match=r"blk\.1\.ffn_down\.weight has a scale that is not finite"):
+        qlorapp.AutoModelForCausalLM.from_pretrained(rewritten(file, damage))
+
+
+def test_norms_in_blocks_are_refused(tmp_path):
+    folder = write(tmp_path / "model", hidden_size=64)
+    zeros = numpy.zeros((1, 68), numpy.uint8)
+
+    def change(name, tensor):
+        return (zeros[0], gguf.GGMLQuantizationType.Q8_0) if name == "blk.0.attn_norm.weight" else None
+
+    with pytest.raises(qlorapp.FormatError, match=r"blk\.0\.attn_norm\.weight must be whole blocks"):
+        qlorapp.AutoModelForCausalLM.from_pretrained(rewritten(exported(folder, "F32"), change))
+
+
+def test_a_file_is_known_by_its_first_bytes_and_from_any_folder(tmp_path, monkeypatch):
+    """As Ollama and huggingface_hub keep files: under the name of their digest."""
+    folder = write(tmp_path / "model")
+    file = exported(folder, "Q8_0")
+    file.rename(tmp_path / "sha256-0123")
+    monkeypatch.chdir(tmp_path)
+    model = qlorapp.AutoModelForCausalLM.from_pretrained("./sha256-0123", dtype=torch.float32)
+    ids = torch.tensor([IDS[:9]])
+    (tmp_path / "sha256-0123").rename(file)
+    expected = qlorapp.AutoModelForCausalLM.from_pretrained(file, dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(model(input_ids=ids).logits, expected(input_ids=ids).logits, atol=0, rtol=0)
+
+
 def test_bad_input(tmp_path):
     folder = write(tmp_path / "model")
     file = exported(folder, "Q8_0")

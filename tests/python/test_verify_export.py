@@ -10,7 +10,8 @@ import qlorapp
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from test_export_gguf import TINY, export
+from test_export_adapter import adapted
+from test_export_gguf import CASES, TINY, export, write
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,36 @@ def test_what_is_off_is_named(trained, tmp_path):
     assert [cause.split(":")[0] for cause in causes[5]] == ["template", "EOS"]
     nothing = qlorapp.verify_export(half, trained / "base.gguf", base=trained / "model", load_in_4bit=False)
     assert nothing["forms"][0]["causes"][0].startswith("the adapter changes nothing") and not nothing["holds"]
+
+
+@pytest.mark.parametrize("case", ["Llama", "Granite 4", "Phi-3 without windows", "GLM-4"])
+def test_an_adapter_as_a_file_is_read_back(case, tmp_path):
+    """Also where the file holds a layer in halves, or its rows in another order."""
+    folder = write(tmp_path / "model", **CASES[case])
+    _, adapter = adapted(folder)
+    export(folder, adapter=adapter, gguf_adapter=tmp_path / "a.gguf")
+    found = qlorapp.verify_export(adapter, tmp_path / "a.gguf", base=folder, load_in_4bit=False, prompts=["Hi"])
+    assert found["holds"] and found["forms"][1]["kl_divergence"] < 1e-6 and found["forms"][1]["same_greedy_tokens"] == 1
+
+
+def test_a_form_that_cannot_be_read_is_named_beside_the_others(trained, tmp_path):
+    (tmp_path / "cut.gguf").write_bytes((trained / "f32.gguf").read_bytes()[:1000])
+    found, causes = verified(trained, tmp_path / "cut.gguf", trained / "f32.gguf", prompts=["Hi"])
+    assert not found["holds"] and causes[1][0].startswith("cannot be read: [") and "cut.gguf" in causes[1][0]
+    assert found["forms"][2]["same_ids"] == 1 and not causes[2]
+
+
+@pytest.mark.parametrize("target", [{"gguf": "a.gguf"}, {"ollama": "o"}, {"ollama": "p", "ollama_base": "some:model"}])
+def test_the_template_that_was_asked_for_is_the_right_one(trained, tmp_path, target):
+    template = tmp_path / "other.jinja"
+    template.write_text((trained / "model" / "chat_template.jinja").read_text().replace("<|eot_id|>", "<|eot_id|>\n"))
+    path = tmp_path / next(iter(target.values()))
+    options = {**target, next(iter(target)): path, "chat_template": str(template)}
+    if "ollama_base" not in options:
+        options["type"] = "Q8_0"
+    qlorapp.export(trained / "model", adapter=trained / "adapter", **options)
+    receipt = json.loads(path.with_name(path.name + ".verify.json").read_text())
+    assert receipt["holds"] and receipt["forms"][1]["same_texts"] == 8
 
 
 def test_the_command_prints_writes_and_fails(trained, tmp_path):
