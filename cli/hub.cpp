@@ -42,7 +42,7 @@ std::string read_to_end(int from) {
   return text;
 }
 
-/// What the script prints.
+/// Runs a Python script and returns its standard output.
 std::string run(const std::string& python, std::vector<std::string> words) {
   words.insert(words.begin(), python);
   std::vector<char*> argv;

@@ -77,7 +77,7 @@ struct GgufEntry : GgufTensor {
 /// count before the file is seen to be that long.
 class GgufFile {
  public:
-  /// What a key may hold: integers of any width in 64 bits, and truths as 0 and 1.
+  /// The value of a key. Integers of any width become int64; booleans become 0 or 1.
   using Value = std::variant<int64_t, double, std::string, std::vector<int64_t>, std::vector<double>, std::vector<std::string>>;
 
   /// @throws IoError, FormatError naming file, byte and rule.

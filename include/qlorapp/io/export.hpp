@@ -11,12 +11,11 @@
 namespace qlorapp {
 
 struct ExportOptions {
-  std::string gguf;  ///< File for llama.cpp, Ollama and LM Studio: the model, with the adapter merged.
-  std::string
-      gguf_adapter;    ///< File: the adapter alone, for llama.cpp's --lora over a GGUF file of its base, whoever quantized that.
-  std::string ollama;  ///< New or empty folder for `ollama create`: a GGUF file and a Modelfile.
-  std::string ollama_base;  ///< With ollama: a model there, or a GGUF file, over which the adapter alone is to run.
-  std::string merged;       ///< New or empty folder: as merge_adapter() writes it.
+  std::string gguf;          ///< File for llama.cpp, Ollama and LM Studio: the model, with the adapter merged.
+  std::string gguf_adapter;  ///< File: the adapter alone, for llama.cpp's --lora over any GGUF file of its base.
+  std::string ollama;        ///< New or empty folder for `ollama create`: a GGUF file and a Modelfile.
+  std::string ollama_base;   ///< With ollama: a model there, or a GGUF file, over which the adapter alone is to run.
+  std::string merged;        ///< New or empty folder: as merge_adapter() writes it.
   /// peft, transformers, vllm, sglang or llama.cpp: the adapter alone in the form that it reads. Scales that it does not read are multiplied
   /// into B, ranks are made equal with zeros; what it ignores or refuses is refused here, by the names of the tensors. docs/export.md has
   /// versions and rules.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// GGUF files as models: whatever takes a model's folder takes the folder that stands for such a file.
+/// GGUF files as models. Functions that take a model's folder also take the folder that model_folder() makes for a file.
 #pragma once
 
 #include <string>
@@ -16,8 +16,8 @@ namespace qlorapp {
 ///         UnsupportedModel for an architecture that is not computed.
 [[nodiscard]] std::string model_folder(const std::string& path);
 
-/// What the user called the model whose files are in the folder: the path that gave it, or a name on the Hub. Others come back as they are. An
-/// adapter's config names its base so.
+/// The path or Hub name that the user gave for the model in this folder; the folder itself if none is known. Adapter configs name their base
+/// by it.
 [[nodiscard]] std::string model_path(const std::string& folder);
 /// Of what model_path() gives from now on. Thread-safe.
 void set_model_path(const std::string& folder, const std::string& name);

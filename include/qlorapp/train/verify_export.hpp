@@ -15,7 +15,7 @@
 namespace qlorapp {
 
 struct VerifyOptions {
-  /// What adapters lie over: a model's folder or a GGUF file. Empty: what the adapter names.
+  /// Base of adapters: a model's folder or a GGUF file. Empty: the one that the adapter's config names.
   std::string base;
   /// Of the reference, if it is an adapter over a checkpoint in 16 or 32 bits: its base is in NF4 with double quantization, as in training.
   bool load_in_4bit = true;
@@ -62,8 +62,8 @@ struct ExportVerification {
 ///         reference. Another form that is no readable one has that as its cause.
 [[nodiscard]] ExportVerification verify_export(const std::vector<std::string>& paths, const VerifyOptions& options);
 
-/// What export_model() wrote, beside the model and adapter that it was made of; the receipt is written to `written`.verify.json. Nothing,
-/// with a warning that says why and how to do it by hand, where memory is short or the reference cannot be read.
+/// Compares the output of export_model() with the model and adapter that it was made from, and writes the receipt to `written`.verify.json.
+/// @returns nothing if memory is short or the reference cannot be read; a warning then says why, and how to verify by hand.
 [[nodiscard]] std::optional<ExportVerification> verify_written(const std::string& model, const std::string& adapter,
                                                                const ExportOptions& options, const std::string& written,
                                                                at::Device device);
