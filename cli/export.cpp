@@ -11,12 +11,13 @@
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/measured_memory.hpp"
+#include "qlorapp/train/importance.hpp"
 #include "qlorapp/train/verify_export.hpp"
 
 namespace qlorapp::cli {
 int export_to(const Arguments& arguments) {
   ModelOptions model;
-  std::string adapter, base;
+  std::string adapter, base, importance;
   bool verify = true;
   ExportOptions options;
   CommandLine line(
@@ -42,6 +43,10 @@ int export_to(const Arguments& arguments) {
               "training used: quantized by quant_type, double_quant and block_size, and back)");
   line.option("chat_template", options.chat_template,
               "with --gguf and --ollama: a name or a .jinja file; default: the template of adapter or model");
+  line.option("importance", importance,
+              "with --gguf and --ollama: file of rows, best those of the training; rounding errors of the channels that these use "
+              "most weigh "
+              "most (importance matrix)");
   line.option("verify", verify, "run eight prompts through the model and what was written of it, and compare (verify-export)");
   line.parse(arguments);
   if (!base.empty()) options.merge.base = parse_merge_base(base);
@@ -53,6 +58,8 @@ int export_to(const Arguments& arguments) {
   }
   model.open();
   if (!adapter.empty()) check_adapter_folder("adapter", adapter);
+  if (!importance.empty())
+    options.importance = [&] { return measure_importance(model.model, adapter, importance, {.device = parse_device("auto")}); };
   ProgressBar bar("exporting");
   options.merge.progress = [&](int64_t done, int64_t total) { bar.update(done, total); };
   std::string written;

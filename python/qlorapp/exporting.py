@@ -25,6 +25,7 @@ def export(
     output: str | os.PathLike[str] = "",
     type: str = "",
     chat_template: str = "",
+    importance: str | os.PathLike[str] = "",
     base: str | None = None,
     quantization_config: Any = None,
     verify: bool = True,
@@ -41,6 +42,8 @@ def export(
     a file.
     type: of a model's weights F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q4_K_M (default) or Q4_0; of an adapter F32 (default), F16 or BF16.
     chat_template: a name or a .jinja file; default: the adapter's, or the model's.
+    importance: a file of rows, best those of the training: at most 512 of them run through the model, and rounding errors of the channels that
+    they use most weigh most in Q6_K and below.
     base, quantization_config: of the merge, as merge() has them.
     verify: runs eight prompts through the model and what was written, by verify_export() on the CPU, logs a warning for each difference,
     and writes the receipt beside it: path.verify.json.
@@ -59,6 +62,7 @@ def export(
         output=os.fspath(output),
         type=type,
         chat_template=chat_template,
+        importance=os.fspath(importance),
         base=base,
         **quantizer_options.of_merge(quantization_config, base),
         verify=verify,

@@ -20,12 +20,14 @@
 #include "qlorapp/data/collate.hpp"
 #include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/io/adapter.hpp"
+#include "qlorapp/io/device.hpp"
 #include "qlorapp/io/export.hpp"
 #include "qlorapp/io/gguf.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/io/merge.hpp"
 #include "qlorapp/io/save_model.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/train/importance.hpp"
 #include "qlorapp/train/verify_export.hpp"
 #include "quantizer_options.hpp"
 
@@ -79,15 +81,17 @@ void merge(const std::string& model, const std::string& adapter, const std::stri
 std::string write_export(const std::string& model, const std::string& adapter, const std::string& gguf,
                          const std::string& gguf_adapter, const std::string& ollama, const std::string& ollama_base,
                          const std::string& merged, const std::string& adapter_for, const std::string& output,
-                         const std::string& type, const std::string& chat_template, const std::optional<std::string>& base,
-                         const std::string& quant_type, int64_t block_size, bool double_quant, int64_t nested_block_size,
-                         const std::string& compat, std::vector<std::string> skip_modules, bool verify,
-                         const std::optional<Progress>& progress) {
-  ExportOptions options{gguf, gguf_adapter, ollama, ollama_base, merged, adapter_for, output, type, chat_template, {}};
+                         const std::string& type, const std::string& chat_template, const std::string& importance,
+                         const std::optional<std::string>& base, const std::string& quant_type, int64_t block_size,
+                         bool double_quant, int64_t nested_block_size, const std::string& compat,
+                         std::vector<std::string> skip_modules, bool verify, const std::optional<Progress>& progress) {
+  ExportOptions options{gguf, gguf_adapter, ollama, ollama_base, merged, adapter_for, output, type, chat_template, {}, {}};
   if (base) options.merge.base = parse_merge_base(*base);
   options.merge.quantization = quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat);
   options.merge.skip_modules = std::move(skip_modules);
   if (progress) options.merge.progress = *progress;
+  if (!importance.empty())
+    options.importance = [&] { return measure_importance(model, adapter, importance, {.device = parse_device("auto")}); };
   const std::string written = export_model(model, adapter, options);
   if (!verify) return written;
   if (const auto found = verify_written(model, adapter, options, written, at::kCPU)) {
@@ -351,10 +355,10 @@ void bind_model(py::module_& m) {
   m.def("export_model", &write_export, py::arg("model"), py::arg("adapter"), py::kw_only(), py::arg("gguf") = "",
         py::arg("gguf_adapter") = "", py::arg("ollama") = "", py::arg("ollama_base") = "", py::arg("merged") = "",
         py::arg("adapter_for") = "", py::arg("output") = "", py::arg("type") = "", py::arg("chat_template") = "",
-        py::arg("base") = std::nullopt, py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
-        py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{},
-        py::arg("verify") = false, py::arg("progress") = std::nullopt, NoGil(),
-        "Writes a model or adapter for other programs; include/qlorapp/io/export.hpp.");
+        py::arg("importance") = "", py::arg("base") = std::nullopt, py::arg("quant_type") = "nf4", py::arg("block_size") = 64,
+        py::arg("double_quant") = true, py::arg("nested_block_size") = 256, py::arg("compat") = "none",
+        py::arg("skip_modules") = std::vector<std::string>{}, py::arg("verify") = false, py::arg("progress") = std::nullopt,
+        NoGil(), "Writes a model or adapter for other programs; include/qlorapp/io/export.hpp.");
 }
 
 }  // namespace qlorapp::python

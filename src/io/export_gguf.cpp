@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,8 @@ constexpr auto kFileTypes = std::to_array<FileType>({{"F32", 0, GgufType::kF32, 
                                                      {"Q4_K_M", 15, GgufType::kQ4_K, GgufType::kQ6_K},
                                                      {"Q4_0", 2, GgufType::kQ4_0, GgufType::kQ6_K}});
 
+constexpr float kLeastImportance = 1e-3F;  ///< Of the mean.
+
 const FileType& file_type(std::string_view name) {
   const auto found = std::ranges::find(kFileTypes, name, &FileType::name);
   QLORAPP_CHECK_VALUE(found != kFileTypes.end(), "[export] type must be one of {}; got '{}'.{}", joined(gguf_types()), name,
@@ -62,15 +65,20 @@ class Exporter {
         config_(config_of(model, model_.result())),
         parts_(format::gguf_parts(config_)),
         metadata_(metadata_of(model, adapter, options)),
+        measure_(options.importance),
         progress_(options.merge.progress) {
     for (const format::GgufPart& part : parts_) tensors_.push_back({part.name, part.shape, stored_type(part)});
   }
 
   void write(const std::string& file) {
+    const bool has_use = std::ranges::any_of(tensors_, [](const format::GgufTensor& tensor) {
+      return format::block_of(tensor.type).elements > 1 && tensor.type != GgufType::kQ8_0;
+    });
+    if (measure_ && has_use) importance_ = measure_();
     format::GgufWriter writer(file, metadata_, tensors_);
     for (size_t i = 0; i < parts_.size(); ++i) {
       const at::Tensor values = values_of(parts_[i]);
-      write_rows(values, tensors_[i], writer);
+      write_rows(values, importance_of(parts_[i]), tensors_[i], writer);
       if (progress_) progress_(static_cast<int64_t>(i) + 1, std::ssize(parts_));
     }
     model_.check_unchanged();
@@ -160,7 +168,28 @@ class Exporter {
     return values.contiguous();
   }
 
-  static void write_rows(const at::Tensor& values, const format::GgufTensor& tensor, format::GgufWriter& writer) {
+  /// Of each column; empty: all alike. Channels that the rows leave silent count a little, or their weights would be anything.
+  [[nodiscard]] std::vector<float> importance_of(const format::GgufPart& part) const {
+    const auto found = importance_.find(part.parameter);
+    if (part.role != Role::kLinear || found == importance_.end()) return {};
+    std::vector<float> weights = found->second;
+    QLORAPP_CHECK_VALUE(std::ssize(weights) == part.shape.back(),
+                        "[export] importance of '{}' must have an entry for each of its {} columns; it has {}.", part.parameter,
+                        part.shape.back(), weights.size());
+    double sum = 0;
+    for (const float weight : weights) {
+      QLORAPP_CHECK_VALUE(std::isfinite(weight) && weight >= 0,
+                          "[export] importance of '{}' must be finite and not below 0; got {}.", part.parameter, weight);
+      sum += weight;
+    }
+    const auto mean = static_cast<float>(sum / static_cast<double>(weights.size()));
+    if (mean <= 0) return {};
+    for (float& weight : weights) weight = weight / mean + kLeastImportance;
+    return weights;
+  }
+
+  static void write_rows(const at::Tensor& values, std::span<const float> importance, const format::GgufTensor& tensor,
+                         format::GgufWriter& writer) {
     const auto write = [&](const at::Tensor& bytes) { writer.write(bytes_of(bytes)); };
     switch (tensor.type) {
       case GgufType::kF32:
@@ -189,7 +218,7 @@ class Exporter {
       auto* const into = static_cast<std::byte*>(bytes.mutable_data_ptr());
       at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-          format::quantize_row(tensor.type, {from + row * columns, static_cast<size_t>(columns)}, {},
+          format::quantize_row(tensor.type, {from + row * columns, static_cast<size_t>(columns)}, importance,
                                {into + row * row_bytes, static_cast<size_t>(row_bytes)});
         }
       });
@@ -204,6 +233,8 @@ class Exporter {
   std::vector<format::GgufPart> parts_;
   format::GgufMetadata metadata_;
   std::vector<format::GgufTensor> tensors_;
+  std::function<Importance()> measure_;
+  Importance importance_;
   std::function<void(int64_t, int64_t)> progress_;
 };
 

@@ -15,6 +15,7 @@
 
 namespace qlorapp {
 
+class InputSquares;
 class WeightStream;
 
 /// How the heads of some layers turn: float32 (positions, width / 2), the factor of attention multiplied in.
@@ -59,6 +60,7 @@ struct StepContext {
   bool float8 = false;                    ///< Stacked projections multiply their frozen weights in eight bits (float8_stack.hpp).
   std::shared_ptr<InputOffload> offload;  ///< Takes inputs that are kept on the host; null on a CPU and where none are.
   std::shared_ptr<WeightStream> weights;  ///< Brings the blocks' frozen weights; null if they are on the device.
+  std::shared_ptr<InputSquares> squares = nullptr;  ///< Sees the inputs of linear layers; null: nobody asks.
   MemorySettings memory;
   int64_t first_row = 0;  ///< Of the rows at hand among the micro-batch's: where a tile's part of a dropout mask begins.
 

@@ -95,6 +95,7 @@ StepContext StepSettings::context(const Batch& batch, bool training, uint64_t se
                       .float8 = eight_bits,
                       .offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr,
                       .weights = decoder_->weight_stream(),
+                      .squares = squares_,
                       .memory = memory_,
                       .first_row = batch.first_token};
   for (const DecoderBlock& block : decoder_->blocks()) {

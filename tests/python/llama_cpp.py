@@ -72,8 +72,8 @@ class LlamaCpp:
         return self._complete(ids, count)["text"]
 
 
-def quantized(values, kind):
-    """(rows, columns) float32 in blocks of a gguf.GGMLQuantizationType, by ggml's own code."""
+def quantized(values, kind, importance=None):
+    """(rows, columns) float32 in blocks of a gguf.GGMLQuantizationType, by ggml's own code. importance: (columns) float32, an importance matrix."""
     import gguf
 
     library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
@@ -83,7 +83,9 @@ def quantized(values, kind):
     elements, nbytes = gguf.GGML_QUANT_SIZES[kind]
     rows, columns = values.shape
     blocks = numpy.zeros((rows, columns // elements * nbytes), numpy.uint8)
-    library.ggml_quantize_chunk(kind.value, values.ctypes.data, blocks.ctypes.data, 0, rows, columns, None)
+    weights = None if importance is None else numpy.ascontiguousarray(importance, numpy.float32)
+    pointer = None if weights is None else weights.ctypes.data
+    library.ggml_quantize_chunk(kind.value, values.ctypes.data, blocks.ctypes.data, 0, rows, columns, pointer)
     return blocks
 
 

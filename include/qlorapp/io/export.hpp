@@ -2,13 +2,19 @@
 /// A trained model for other programs: GGUF files for llama.cpp, Ollama and LM Studio, a merged checkpoint.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "qlorapp/io/merge.hpp"
 
 namespace qlorapp {
+
+/// By the name of a linear layer's weight: (in_features), the mean square of each input channel (train/importance.hpp).
+using Importance = std::map<std::string, std::vector<float>>;
 
 struct ExportOptions {
   std::string gguf;          ///< File for llama.cpp, Ollama and LM Studio: the model, with the adapter merged.
@@ -27,6 +33,9 @@ struct ExportOptions {
   std::string type;
   /// With gguf and ollama: a name of ChatTemplate::names() or the path of a .jinja file, in place of the folder's own template.
   std::string chat_template;
+  /// With gguf and ollama: rounding errors of linear layers are weighted by what it returns, in Q6_K and below. Called once, after all else was
+  /// checked. Empty: all count alike.
+  std::function<Importance()> importance;
   MergeOptions merge;  ///< Of what is merged. dtype and max_shard_size: with merged.
 };
 

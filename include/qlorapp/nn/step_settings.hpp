@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "qlorapp/nn/keep.hpp"
@@ -13,6 +14,7 @@ namespace qlorapp {
 
 struct Batch;
 class Decoder;
+class InputSquares;
 class PinnedRing;
 struct StepContext;
 
@@ -50,6 +52,9 @@ class StepSettings {
   void set_token_statistics(bool wanted) { token_statistics_ = wanted; }
   [[nodiscard]] bool token_statistics() const { return token_statistics_; }
 
+  /// What sees the inputs of linear layers from the next batch on; null: nothing does.
+  void observe(std::shared_ptr<InputSquares> squares) { squares_ = std::move(squares); }
+
   /// Of a micro-batch.
   [[nodiscard]] StepContext context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) const;
 
@@ -58,6 +63,7 @@ class StepSettings {
   std::vector<Segment> segments_;
   MemorySettings memory_;
   std::shared_ptr<PinnedRing> ring_;  ///< Of inputs on the host; null while no segment asks for it.
+  std::shared_ptr<InputSquares> squares_;
   bool deterministic_ = false;
   bool token_statistics_ = false;
 };

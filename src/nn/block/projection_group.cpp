@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "adapters/lora_projection.hpp"
+#include "nn/input_squares.hpp"
 #include "nn/views.hpp"
 
 namespace qlorapp {
@@ -61,6 +62,7 @@ at::Tensor ProjectionGroup::workspace(const StepContext& context, at::ScalarType
 
 void ProjectionGroup::project(at::Tensor y, const Wide& x, const StepContext& context, std::span<at::Tensor> u,
                               at::Tensor* workspace) const {
+  if (context.squares) context.squares->add(data_.index, begin_, x.values());
   int64_t column = 0;
   if (data_.stacked(context)) {
     at::Tensor products;
