@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hf_text.hpp"
 
-#include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <optional>
 #include <utility>
 
@@ -33,36 +26,9 @@ using format::Json;
   throw IoError(message("[transformers] the Python process {}: {}. Check QLORAPP_PYTHON.", what, std::strerror(number)), number);
 }
 
-pid_t spawn(const std::string& python, std::vector<std::string> arguments, int socket) {
-  arguments.insert(arguments.begin(), python);
-  std::vector<char*> argv;
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, socket, STDIN_FILENO);          // requests and answers
-  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);  // libraries' output is not an answer
-  pid_t process = 0;
-  const int number = posix_spawn(&process, python.c_str(), &actions, nullptr, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (number != 0) fail("cannot be started", number);
-  return process;
-}
-
 constexpr double kSecondsPerMiB = 10;
 /// A process that neither computes nor answers is given up, too.
 constexpr double kIdleFactor = 10;
-
-double most_seconds() {
-  const char* const given = std::getenv("QLORAPP_TEXT_SECONDS");
-  if (given == nullptr || *given == '\0') return 60;
-  const std::string_view text(given);
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  QLORAPP_CHECK_VALUE(error == std::errc{} && end == text.data() + text.size() && seconds > 0,
-                      "[QLORAPP_TEXT_SECONDS] must be a number above 0; got '{}'.", text);
-  return seconds;
-}
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
   for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) text.replace(at, from.size(), to);
@@ -78,24 +44,13 @@ std::vector<TextRange> ranges_of(const Json& list) {
 }  // namespace
 
 std::unique_ptr<HfText> HfText::start(const std::string& folder, const std::string& model) {
-  const char* python = std::getenv("QLORAPP_PYTHON");
-  const char* script = std::getenv("QLORAPP_HF_TEXT");
-  if (python == nullptr || script == nullptr || *python == '\0' || *script == '\0') return nullptr;
+  std::string script = service_script("");
+  if (script.empty()) return nullptr;
   const TextCopy copy(folder);
   std::optional<TextCopy> model_copy;  // of an adapter's base, whose config chooses the tokenizer's class
   if (model != folder) model_copy.emplace(model);
-  std::array<int, 2> ends{};
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) fail("cannot be reached", errno);
-  pid_t process = 0;
-  try {
-    process = spawn(python, {script, copy.path(), model_copy ? model_copy->path() : copy.path()}, ends[1]);
-  } catch (...) {
-    close(ends[0]);
-    close(ends[1]);
-    throw;
-  }
-  close(ends[1]);
-  std::unique_ptr<HfText> out(new HfText(ends[0], process));
+  std::vector<std::string> words{std::move(script), copy.path(), model_copy ? model_copy->path() : copy.path()};
+  std::unique_ptr<HfText> out(new HfText(std::move(words)));
   Json facts;
   try {
     facts = out->ask({{"do", "open"}});
@@ -110,12 +65,6 @@ std::unique_ptr<HfText> HfText::start(const std::string& folder, const std::stri
   if (!facts.at("eos_id").is_null()) out->eos_id_ = facts.at("eos_id").get<TokenId>();
   out->id_limit_ = facts.at("id_limit").get<int64_t>();
   return out;
-}
-
-HfText::~HfText() {
-  close(socket_);  // it reads the end of its input, and ends
-  int status = 0;
-  while (waitpid(process_, &status, 0) < 0 && errno == EINTR) {}
 }
 
 Encoding HfText::encode(std::string_view text, bool add_special_tokens) {
@@ -139,37 +88,22 @@ Json HfText::ask(const Json& request) {
   try {
     line = request.dump();
   } catch (const Json::type_error&) { throw ValueError("[transformers] text must be UTF-8; got other bytes. Convert it."); }
-  send_line(line + "\n");
-  const Json answer = Json::parse(receive_line(most_seconds() + kSecondsPerMiB * static_cast<double>(line.size() >> 20)));
+  if (!service_.send_all(line + "\n")) fail("has ended", errno);
+  const Json answer =
+      Json::parse(receive_line(seconds_of("QLORAPP_TEXT_SECONDS", 60) + kSecondsPerMiB * static_cast<double>(line.size() >> 20)));
   if (answer.contains("error")) throw ValueError(answer["error"].get<std::string>());
   return answer.at("ok");
 }
 
-void HfText::send_line(const std::string& line) {
-  for (std::size_t sent = 0; sent < line.size();) {
-    const ssize_t bytes = send(socket_, line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) fail("has ended", errno);
-    sent += static_cast<std::size_t>(bytes);
-  }
-}
-
-double HfText::cpu_seconds() const {
-  clockid_t clock{};
-  timespec used{};
-  if (::clock_getcpuclockid(process_, &clock) != 0 || ::clock_gettime(clock, &used) != 0) return 0;  // it has ended
-  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
-}
-
 void HfText::await_answer(double seconds, double until) {
   constexpr int kLook = 250;  // milliseconds. Looks are counted and not the time, which goes on while both are stopped.
-  pollfd answer{socket_, POLLIN, 0};
+  pollfd answer{service_.socket(), POLLIN, 0};
   for (double waited = 0;; waited += 1e-3 * kLook) {
     const int ready = ::poll(&answer, 1, kLook);
     if (ready > 0) return;
     if (ready < 0 && errno != EINTR) fail("cannot be heard", errno);
-    if (cpu_seconds() <= until && waited <= seconds * kIdleFactor) continue;
-    (void)::kill(process_, SIGKILL);
+    if (service_.cpu_seconds() <= until && waited <= seconds * kIdleFactor) continue;
+    service_.stop(SIGKILL);
     stopped_ = message(
         "[transformers] the tokenizer may take {:.0f} s of CPU time for one row; it took more, and was stopped. Is there a pattern "
         "without "
@@ -182,7 +116,7 @@ void HfText::await_answer(double seconds, double until) {
 std::string HfText::receive_line(double seconds) {
   std::array<char, 1 << 16> block;
   std::size_t searched = 0;
-  const double until = cpu_seconds() + seconds;
+  const double until = service_.cpu_seconds() + seconds;
   for (;;) {
     const auto end = received_.find('\n', searched);
     if (end != std::string::npos) {
@@ -192,7 +126,7 @@ std::string HfText::receive_line(double seconds) {
     }
     searched = received_.size();
     await_answer(seconds, until);
-    const ssize_t bytes = recv(socket_, block.data(), block.size(), 0);
+    const ssize_t bytes = recv(service_.socket(), block.data(), block.size(), 0);
     if (bytes < 0 && errno == EINTR) continue;
     if (bytes <= 0) fail("has ended", bytes < 0 ? errno : ECHILD);
     received_.append(block.data(), static_cast<std::size_t>(bytes));

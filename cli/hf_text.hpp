@@ -2,14 +2,14 @@
 /// A tokenizer of transformers in a Python process beside this one: python/qlorapp/hf/text_service.py.
 #pragma once
 
-#include <sys/types.h>
-
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "python_service.hpp"
 #include "qlorapp/text/text_tools.hpp"
 
 namespace qlorapp::cli {
@@ -23,9 +23,6 @@ class HfText {
   /// transformers reads a copy of the folders' files (text_copy.hpp).
   /// @throws ValueError with Python's message if transformers is missing or cannot read the folder; as TextCopy.
   static std::unique_ptr<HfText> start(const std::string& folder, const std::string& model);
-  ~HfText();
-  HfText(const HfText&) = delete;
-  HfText& operator=(const HfText&) = delete;
 
   [[nodiscard]] const std::vector<std::string>& special_tokens() const { return special_tokens_; }
   [[nodiscard]] const std::vector<TokenId>& eos_ids() const { return eos_ids_; }
@@ -37,17 +34,14 @@ class HfText {
   [[nodiscard]] std::optional<TokenId> token_to_id(std::string_view token);
 
  private:
-  HfText(int socket, pid_t process) : socket_(socket), process_(process) {}
+  explicit HfText(std::vector<std::string> words) : service_("transformers", std::move(words)) {}
   /// @throws ValueError with the answer's error, or if it takes too long; IoError when the process has ended.
   nlohmann::ordered_json ask(const nlohmann::ordered_json& request);
-  void send_line(const std::string& line);
   std::string receive_line(double seconds);
   /// Returns once the socket can be read. @throws ValueError after `until` seconds of the process's CPU time; it is killed.
   void await_answer(double seconds, double until);
-  [[nodiscard]] double cpu_seconds() const;  ///< Of the process.
 
-  int socket_;
-  pid_t process_;
+  PythonService service_;
   std::string received_;
   std::string stopped_;  ///< Why the process was killed: the answer to every further request.
   std::vector<std::string> special_tokens_;

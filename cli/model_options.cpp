@@ -21,6 +21,17 @@
 
 namespace qlorapp::cli {
 
+void add_requantize_to(CommandLine& line, std::string& requantize) {
+  line.option("requantize", requantize, "nf4 or fp4: a GGUF file's weights are quantized anew; unset: they stay in its blocks");
+}
+
+void check_requantize(const std::string& requantize, const std::string& model) {
+  QLORAPP_CHECK_VALUE(requantize.empty() || requantize == "nf4" || requantize == "fp4",
+                      "[requantize] must be nf4 or fp4; got '{}'.", requantize);
+  QLORAPP_CHECK_VALUE(requantize.empty() || is_gguf_file(model), "[requantize] is for a GGUF file; --model is {}. Leave it out.",
+                      model);
+}
+
 void check_model_folder(const std::string& model) {
   const auto holds = [&](const char* file) { return files::exists(files::path_in(model, file)); };
   if (holds("config.json") || !holds("adapter_config.json")) return;
@@ -55,7 +66,7 @@ void ModelOptions::add_to(CommandLine& line) {
 
 void ModelOptions::add_loading_to(CommandLine& line) {
   add_to(line);
-  line.option("requantize", requantize, "nf4 or fp4: a GGUF file's weights are quantized anew; unset: they stay in its blocks");
+  add_requantize_to(line, requantize);
   line.option("dtype", dtype, "compute dtype: float32, bfloat16, float16, or auto (the checkpoint's)");
   line.alias("bnb_4bit_compute_dtype", "dtype");
   line.fields(bnb);
@@ -66,8 +77,6 @@ void ModelOptions::open() {
   bnb.validate();
   static_cast<void>(quantization());
   static_cast<void>(requested_dtype());
-  QLORAPP_CHECK_VALUE(requantize.empty() || requantize == "nf4" || requantize == "fp4",
-                      "[requantize] must be nf4 or fp4; got '{}'.", requantize);
   if (!requantize.empty()) quant_type = requantize;
   if (is_hub_name(model)) {
     const std::string name = model;
@@ -75,8 +84,7 @@ void ModelOptions::open() {
     set_model_path(model, name);
   }
   check_model_folder(model);
-  const bool is_file = is_gguf_file(model);
-  QLORAPP_CHECK_VALUE(requantize.empty() || is_file, "[requantize] is for a GGUF file; --model is {}. Leave it out.", model);
+  check_requantize(requantize, model);
   model = model_folder(model);
 }
 

@@ -76,6 +76,10 @@ struct RowOptions {
 /// @param split  that is read of a dataset on the hub.
 [[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools, Split split);
 
+/// --requantize. check_requantize() throws ValueError for another type than nf4 or fp4, and for a model that is no GGUF file.
+void add_requantize_to(CommandLine& line, std::string& requantize);
+void check_requantize(const std::string& requantize, const std::string& model);
+
 /// @throws ValueError for a folder that holds the other of the two, with what to give in its place.
 void check_model_folder(const std::string& model);
 /// @param option  its name: "adapter". @param adapter  empty: none is given.

@@ -48,6 +48,7 @@ struct PlanOptions {
   int64_t gpu_architecture = 0, gpus = 1, batch = 0, seq = 0, dataset_rows = 0, avg_tokens = 0, effective_batch = 32;
   double gpu_bandwidth = 0, gpu_tflops = 0, hours = 0;
   bool explained = false, has_hours = false, measured = false, load_in_4bit = true;
+  std::string requantize;
   std::optional<at::ScalarType> requested;  ///< Of --dtype, --bf16 and --fp16.
   TrainingArguments args;
   LoraConfig lora;
@@ -98,7 +99,7 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
           line.given("hours"),
           "--hours, which chooses batch, checkpoint_keep, precision and epochs (give --effective_batch and --num_train_epochs "
           "instead)");
-  decides({"load_in_4bit"}, line.given("hours"), "--hours, which plans a four-bit base");
+  decides({"load_in_4bit", "requantize"}, line.given("hours"), "--hours, which plans a four-bit base");
   decides({"batch", "per_device_train_batch_size", "gradient_accumulation_steps"}, !options.compare_with.empty(),
           "--compare, which sets batch and accumulation itself, as in T4:2x16");
   decides({"memory_budget"}, options.explained,
@@ -143,14 +144,15 @@ PlanOptions parse_plan(const Arguments& arguments) {
               "load the model, run one step and print both measured peaks; --svg draws them over the plan");
   line.option("svg", options.svg, "write the planned timeline to this file");
   line.option("load_in_4bit", options.load_in_4bit, "false: linear layers are not quantized");
+  add_requantize_to(line, options.requantize);
   line.alias("output_dir", "output");
   options.defaults.add_to(line, options.args, options.lora);
   line.fields(options.args);
   line.fields(options.lora);
   line.unused(unused_training_arguments());
   line.unused(unused_lora_options());
-  line.group("Model and card",
-             {"model", "defaults", "load_in_4bit", "dtype", "gpu", "gpu_architecture", "gpu_bandwidth", "gpu_tflops", "context"});
+  line.group("Model and card", {"model", "defaults", "load_in_4bit", "requantize", "dtype", "gpu", "gpu_architecture",
+                                "gpu_bandwidth", "gpu_tflops", "context"});
   line.group("Output", {"explain", "compare", "measure", "svg"});
   line.group("A configuration for a deadline",
              {"hours", "gpus", "dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"});
@@ -162,6 +164,7 @@ PlanOptions parse_plan(const Arguments& arguments) {
     options.model = hub_folder(name, options.measured ? "model" : "config", "");
     set_model_path(options.model, name);
   }
+  check_requantize(options.requantize, options.model);
   options.model = model_folder(options.model);
   options.has_hours = line.given("hours");
   options.names_given = line.given();
@@ -334,6 +337,7 @@ int plan(const Arguments& arguments) {
   DeviceAllowance allowance;
   if (!options.context.empty()) allowance.context = parse_bytes("context", options.context);
   TrainingArguments args = options.args;
+  const bool keeps_blocks = options.load_in_4bit && options.requantize.empty();
 
   if (!options.compare_with.empty()) {
     std::vector<Contender> contenders;
@@ -341,7 +345,7 @@ int plan(const Arguments& arguments) {
     // Of a card with every dtype: compare() replaces bfloat16 where one has none.
     set_precision(args, choose_compute_dtype(options.requested, model.dtype, at::kCUDA, kEveryDtype).dtype);
     const PlanSettings settings =
-        plan_settings(model, options.lora, args, {.load_in_4bit = options.load_in_4bit, .keep_blocks = options.load_in_4bit});
+        plan_settings(model, options.lora, args, {.load_in_4bit = options.load_in_4bit, .keep_blocks = keeps_blocks});
     const std::string& budget = args.memory_budget;
     const bool bounded = !budget.empty() && budget != "auto";
     std::printf(
@@ -355,7 +359,7 @@ int plan(const Arguments& arguments) {
   set_precision(args, computed.dtype);
   PlanSettings settings = plan_settings(
       model, options.lora, args,
-      {.load_in_4bit = options.load_in_4bit, .keep_blocks = options.load_in_4bit, .device = place.device, .ranks = options.gpus});
+      {.load_in_4bit = options.load_in_4bit, .keep_blocks = keeps_blocks, .device = place.device, .ranks = options.gpus});
 
   if (options.has_hours || options.explained) {
     QLORAPP_CHECK_VALUE(

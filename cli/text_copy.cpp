@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text_copy.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string_view>
@@ -69,24 +66,10 @@ void copy(const std::string& folder, const std::string& name, const std::string&
 
 }  // namespace
 
-TextCopy::TextCopy(const std::string& folder) {
-  const char* const temporary = std::getenv("TMPDIR");
-  std::string made = path_in(temporary == nullptr || *temporary == '\0' ? "/tmp" : temporary, "qlorapp-text-XXXXXX");
-  if (::mkdtemp(made.data()) == nullptr) {
-    const int error = errno;
-    throw IoError(message("[transformers] cannot make a folder {}: {}. Set TMPDIR.", made, std::strerror(error)), error);
-  }
-  path_ = made;
-  try {
-    for (const std::string& name : files::names_in(folder)) {
-      if (belongs_to_text(name)) copy(folder, name, path_);
-    }
-  } catch (...) {
-    files::remove_folder(path_);
-    throw;
+TextCopy::TextCopy(const std::string& folder) : copy_("transformers") {
+  for (const std::string& name : files::names_in(folder)) {
+    if (belongs_to_text(name)) copy(folder, name, path());
   }
 }
-
-TextCopy::~TextCopy() { files::remove_folder(path_); }
 
 }  // namespace qlorapp::cli

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "files/temporary_folder.hpp"
+
 namespace qlorapp::cli {
 
 /// transformers follows links, and opens files that a config names. It gets a folder without both: regular files, read without following
@@ -12,14 +14,11 @@ class TextCopy {
  public:
   /// @throws FormatError for a link that leads out of the folder, a pipe, or a tokenizer_config.json that is no JSON; IoError.
   explicit TextCopy(const std::string& folder);
-  ~TextCopy();
-  TextCopy(const TextCopy&) = delete;
-  TextCopy& operator=(const TextCopy&) = delete;
 
-  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const std::string& path() const { return copy_.path(); }
 
  private:
-  std::string path_;
+  files::TemporaryFolder copy_;
 };
 
 }  // namespace qlorapp::cli

@@ -2,6 +2,7 @@
 #include "qlorapp/train/verify_export.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "files/atomic_file.hpp"
 #include "files/file_reader.hpp"
 #include "files/folder.hpp"
+#include "hub.hpp"
 #include "model_options.hpp"
 #include "progress.hpp"
 #include "qlorapp/io/device.hpp"
@@ -56,18 +58,20 @@ std::vector<std::string> read_prompts(const std::string& path, int64_t most) {
   return prompts;
 }
 
+std::string found_on_hub(const std::string& name) { return is_hub_name(name) ? hub_folder(name, "model", "") : name; }
+
 }  // namespace
 
 void print_verification(const ExportVerification& found) {
   size_t width = 4;
   for (const VerifiedForm& form : found.forms) width = std::max(width, form.path.size());
   std::printf("%-*s  %7s  %6s  %6s  %9s  %5s%s\n", static_cast<int>(width), "form", "prompts", "first", "greedy", "KL", "ended",
-              found.forms.front().loss ? "    loss" : "");
+              found.forms.front().loss ? "  perplexity" : "");
   for (const VerifiedForm& form : found.forms) {
     std::string line =
         message("{:<{}}  {:>3}/{:<3}  {:>2}/{:<3}  {:>5.1f}%  {:>9.2e}  {:>2}/{:<2}", form.path, width, form.same_ids, form.prompts,
                 form.same_first, form.prompts, 100 * form.same_tokens, form.divergence, form.ended, form.prompts);
-    if (form.loss) line += message("  {:>6.4f}", *form.loss);
+    if (form.loss) line += message("  {:>10.4g}", std::exp(*form.loss));
     print_line(stdout, message("{}  {}", line, form.kind));
     for (const std::string& cause : form.causes) print_line(stdout, message("  off: {}", cause));
   }
@@ -75,16 +79,17 @@ void print_verification(const ExportVerification& found) {
 }
 
 int verify_export(const Arguments& arguments) {
-  std::string model, prompts, receipt, device = "auto";
+  std::string model, data, prompts, receipt, device = "auto";
   int64_t count = 8;
   VerifyOptions options;
   CommandLine line("verify-export", "FORM FORM …",
                    "Runs the same prompts through a trained model, the first form, and what was exported of it: a PEFT folder, a "
                    "model's folder, a "
                    "GGUF file\nof a model or an adapter. Exit code 1 if one of them is another model.");
-  line.option("model", model, "folder or GGUF file that adapters lie over; default: what the adapter names");
+  line.option("model", model,
+              "folder, GGUF file or name on the Hugging Face Hub, which adapters lie over; default: what the adapter names");
   line.option("prompts", prompts, "file of prompts: a line of text each, or rows as train reads them; default: eight short ones");
-  line.option("data", options.data, "file of rows whose mean loss is compared, too (as train reads them)");
+  line.option("data", data, "rows whose perplexity is compared, too: a file, or a name on the Hub (as train's --eval_data)");
   line.option("count", count, "of the prompts of that file");
   line.option("max_new_tokens", options.max_new_tokens, "of each answer");
   line.option("load_in_4bit", options.load_in_4bit, "the base of an adapter is in NF4, as in training; false: as it is stored");
@@ -100,7 +105,9 @@ int verify_export(const Arguments& arguments) {
   QLORAPP_CHECK_VALUE(forms.size() >= 2,
                       "[verify] needs the trained model and what was exported of it, in front of the options; got {} path(s).",
                       forms.size());
-  options.base = model;
+  for (std::string& form : forms) form = found_on_hub(form);
+  options.base = found_on_hub(model);
+  if (!data.empty()) options.data = row_files(data, Split::kEval);
   options.device = parse_device(device);
   if (!prompts.empty()) options.prompts = read_prompts(prompts, count);
   if (receipt.empty()) receipt = forms[1] + ".verify.json";

@@ -476,7 +476,7 @@ def count_parameters(config_json: str, lora_config_json: str) -> tuple[typing.An
 
 def dtype_on(device: str, wanted: torch.dtype) -> torch.dtype: ...
 
-def export_model(model: str, adapter: str, *, gguf: str='', gguf_adapter: str='', ollama: str='', ollama_base: str='', merged: str='', adapter_for: str='', output: str='', type: str='', chat_template: str='', base: str | None=None, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], verify: bool=False, progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> str:
+def export_model(model: str, adapter: str, *, gguf: str='', gguf_adapter: str='', ollama: str='', ollama_base: str='', merged: str='', adapter_for: str='', output: str='', type: str='', chat_template: str='', importance: str='', base: str | None=None, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], verify: bool=False, progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> str:
     """Writes a model or adapter for other programs; include/qlorapp/io/export.hpp."""
 
 def forward_cached(model: CausalLM, cache: GenerationCache, tokens: torch.Tensor, counts: collections.abc.Sequence[typing.SupportsInt], every_token: bool=False) -> torch.Tensor:

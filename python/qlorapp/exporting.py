@@ -83,7 +83,7 @@ def verify_export(
     """Runs the same prompts through the trained model and exported forms of it. Returns the receipt, whose "holds" is False if one differs.
 
     reference, forms: PEFT folders, models' folders, GGUF files of models or adapters. base: what adapters lie over.
-    prompts: a user's messages; default: eight short ones. data: a file of rows, whose mean loss is compared, too. load_in_4bit: the base of an adapter is in NF4, as in training.
+    prompts: a user's messages; default: eight short ones. data: a file of rows, whose loss and perplexity are compared, too. load_in_4bit: the base of an adapter is in NF4, as in training.
 
     @raises ValueError, FormatError, FileNotFoundError that name the path.
     """

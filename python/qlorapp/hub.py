@@ -23,6 +23,41 @@ def missing_files(folder: pathlib.Path, wanted: str) -> list[str]:
     return [name for name in names if not (folder / name).is_file()]
 
 
+def _is_local(name: str) -> bool:
+    path = pathlib.Path(name).expanduser()
+    return path.is_dir() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+
+
+def _in_one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def gguf_in(name: str | os.PathLike[str], file: str, **options: Any) -> pathlib.Path:
+    """A GGUF file of a folder or of a repository of the hub. options: hf_hub_download's (revision, token, cache_dir, local_files_only).
+
+    @raises FileNotFoundError that names what is missing and why.
+    """
+    name = os.fspath(name)
+    if _is_local(name):
+        path = pathlib.Path(name).expanduser() / file
+        if path.is_file():
+            return path
+        raise FileNotFoundError(2, f"[from_pretrained] gguf_file must be a file of the folder; {path} is none", str(path))
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return pathlib.Path(hf_hub_download(name, file, **options))
+    except Exception as error:  # as below
+        why = _in_one_line(error)
+    raise FileNotFoundError(
+        2,
+        f"[from_pretrained] gguf_file {file!r} must be in a local folder or in the repository {name!r} ({why.rstrip('.')}). Download it "
+        f"where there is a network (hf download {name} {file}), or give its path",
+        name,
+    )
+
+
 def folder_of(
     name: str | os.PathLike[str], *, wanted: str = "model", subfolder: str | None = None, **options: Any
 ) -> pathlib.Path:
@@ -37,7 +72,7 @@ def folder_of(
     path = pathlib.Path(name).expanduser()
     if _C.is_gguf_file(str(path)):
         return pathlib.Path(_C.model_folder(str(path)))
-    if path.is_dir() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    if _is_local(name):
         return path / (subfolder or "")
     kinds = ["*.json", "*.txt", "*.jinja", "tokenizer.model", "*.safetensors"]
     try:
@@ -50,7 +85,7 @@ def folder_of(
         if any(found.glob("*.bin")):
             why += ". Its .bin files are pickles, which are never read"
     except Exception as error:  # huggingface_hub's, httpx's, OSError: the type depends on the version
-        why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+        why = _in_one_line(error)
     raise FileNotFoundError(
         2,
         f"[from_pretrained] {name!r} must be a local folder or in the Hugging Face cache ({why.rstrip('.')}). Download it where there is a "

@@ -109,7 +109,7 @@ std::string compare_exports(const std::vector<std::string>& paths, const std::st
   options.load_in_4bit = load_in_4bit;
   options.device = device;
   options.prompts = std::move(prompts);
-  options.data = data;
+  if (!data.empty()) options.data = {data};
   options.max_new_tokens = max_new_tokens;
   return verify_export(paths, options).json();
 }

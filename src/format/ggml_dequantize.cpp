@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <bit>
 #include <cstring>
+#include <type_traits>
 
 #include "core/check.hpp"
 #include "ggml_blocks.hpp"
@@ -9,10 +10,14 @@
 namespace qlorapp::format {
 namespace {
 
-template <class Block>
-QLORAPP_INLINE const Block& block_of_row(std::span<const std::byte> from, size_t index) {
-  return *reinterpret_cast<const Block*>(from.data() + index * sizeof(Block));
-}
+/// Elements of the types without blocks.
+struct ValueF16 {
+  Half bits;
+};
+struct ValueBF16 {
+  Half bits;
+};
+
 QLORAPP_INLINE float value_of(const Half& half) { return from_half(static_cast<uint16_t>(half[0] | (half[1] << 8))); }
 
 /// Scale and min of the j-th 32 elements of a K block, in six bits.
@@ -27,19 +32,19 @@ QLORAPP_INLINE ScaleMin scale_min(const Block& block, size_t j) {
   return {value_of(block.d) * static_cast<float>(scale), value_of(block.min) * static_cast<float>(min)};
 }
 
-QLORAPP_PER_CPU void from_q8_0(std::span<const std::byte> from, float* into, size_t count) {
+QLORAPP_PER_CPU void expand(const BlockQ8_0* from, float* into, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    const auto& block = block_of_row<BlockQ8_0>(from, i);
+    const auto& block = from[i];
     const float d = value_of(block.d);
     for (size_t k = 0; k < 32; ++k) into[32 * i + k] = static_cast<float>(block.q[k]) * d;
   }
 }
 
 /// d·(q - Middle), or with a min d·q + m.
-template <class Block, int Middle>
-QLORAPP_INLINE void from_32(std::span<const std::byte> from, float* into, size_t count) {
+template <int Middle, class Block>
+QLORAPP_INLINE void expand_32(const Block* from, float* into, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    const auto& block = block_of_row<Block>(from, i);
+    const auto& block = from[i];
     const float d = value_of(block.d);
     for (size_t k = 0; k < 32; ++k) {
       int q = k < 16 ? block.q[k] & 15 : block.q[k - 16] >> 4;
@@ -50,22 +55,14 @@ QLORAPP_INLINE void from_32(std::span<const std::byte> from, float* into, size_t
     }
   }
 }
-QLORAPP_PER_CPU void from_q4_0(std::span<const std::byte> from, float* into, size_t count) {
-  from_32<BlockQ4_0, 8>(from, into, count);
-}
-QLORAPP_PER_CPU void from_q4_1(std::span<const std::byte> from, float* into, size_t count) {
-  from_32<BlockQ4_1, 0>(from, into, count);
-}
-QLORAPP_PER_CPU void from_q5_0(std::span<const std::byte> from, float* into, size_t count) {
-  from_32<BlockQ5_0, 16>(from, into, count);
-}
-QLORAPP_PER_CPU void from_q5_1(std::span<const std::byte> from, float* into, size_t count) {
-  from_32<BlockQ5_1, 0>(from, into, count);
-}
+QLORAPP_PER_CPU void expand(const BlockQ4_0* from, float* into, size_t count) { expand_32<8>(from, into, count); }
+QLORAPP_PER_CPU void expand(const BlockQ4_1* from, float* into, size_t count) { expand_32<0>(from, into, count); }
+QLORAPP_PER_CPU void expand(const BlockQ5_0* from, float* into, size_t count) { expand_32<16>(from, into, count); }
+QLORAPP_PER_CPU void expand(const BlockQ5_1* from, float* into, size_t count) { expand_32<0>(from, into, count); }
 
-QLORAPP_PER_CPU void from_q4_k(std::span<const std::byte> from, float* into, size_t count) {
+QLORAPP_PER_CPU void expand(const BlockQ4_K* from, float* into, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    const auto& block = block_of_row<BlockQ4_K>(from, i);
+    const auto& block = from[i];
     for (size_t pair = 0; pair < 4; ++pair) {
       const ScaleMin low = scale_min(block, 2 * pair), high = scale_min(block, 2 * pair + 1);
       const uint8_t* const q = block.q.data() + 32 * pair;
@@ -76,9 +73,9 @@ QLORAPP_PER_CPU void from_q4_k(std::span<const std::byte> from, float* into, siz
   }
 }
 
-QLORAPP_PER_CPU void from_q5_k(std::span<const std::byte> from, float* into, size_t count) {
+QLORAPP_PER_CPU void expand(const BlockQ5_K* from, float* into, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    const auto& block = block_of_row<BlockQ5_K>(from, i);
+    const auto& block = from[i];
     for (size_t j = 0; j < 8; ++j) {
       const ScaleMin part = scale_min(block, j);
       const uint8_t* const q = block.q.data() + 32 * (j / 2);
@@ -90,9 +87,9 @@ QLORAPP_PER_CPU void from_q5_k(std::span<const std::byte> from, float* into, siz
   }
 }
 
-QLORAPP_PER_CPU void from_q6_k(std::span<const std::byte> from, float* into, size_t count) {
+QLORAPP_PER_CPU void expand(const BlockQ6_K* from, float* into, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    const auto& block = block_of_row<BlockQ6_K>(from, i);
+    const auto& block = from[i];
     const float d = value_of(block.d);
     for (size_t j = 0; j < 8; ++j) {  // 32 elements, two scales
       const size_t half = j / 4, quarter = j % 4;
@@ -110,10 +107,10 @@ QLORAPP_PER_CPU void from_q6_k(std::span<const std::byte> from, float* into, siz
 }
 
 template <class Block>
-bool has_finite_scales(std::span<const std::byte> from) {
+bool has_finite_scales(const Block* from, size_t count) {
   const auto is_finite = [](const Half& half) { return (half[1] & 0x7C) != 0x7C; };
-  for (size_t i = 0; i < from.size() / sizeof(Block); ++i) {
-    const auto& block = block_of_row<Block>(from, i);
+  for (size_t i = 0; i < count; ++i) {
+    const auto& block = from[i];
     if (!is_finite(block.d)) return false;
     if constexpr (requires { block.min; }) {
       if (!is_finite(block.min)) return false;
@@ -122,39 +119,56 @@ bool has_finite_scales(std::span<const std::byte> from) {
   return true;
 }
 
-QLORAPP_PER_CPU void from_f16(std::span<const std::byte> from, float* into, size_t count) {
-  for (size_t i = 0; i < count; ++i) into[i] = value_of(block_of_row<Half>(from, i));
+QLORAPP_PER_CPU void expand(const ValueF16* from, float* into, size_t count) {
+  for (size_t i = 0; i < count; ++i) into[i] = value_of(from[i].bits);
 }
-QLORAPP_PER_CPU void from_bf16(std::span<const std::byte> from, float* into, size_t count) {
+QLORAPP_PER_CPU void expand(const ValueBF16* from, float* into, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    const auto& half = block_of_row<Half>(from, i);
+    const Half& half = from[i].bits;
     into[i] = std::bit_cast<float>(static_cast<uint32_t>(half[0] | (half[1] << 8)) << 16);
   }
+}
+
+/// @param use  is called with the blocks, of their own type, and their number.
+template <class Use>
+auto with_blocks(GgufType type, std::span<const std::byte> from, const Use& use) {
+  const auto as = [&]<class Block>(std::type_identity<Block>) {
+    return use(reinterpret_cast<const Block*>(from.data()), from.size() / sizeof(Block));
+  };
+  switch (type) {
+    case GgufType::kF16:
+      return as(std::type_identity<ValueF16>());
+    case GgufType::kBF16:
+      return as(std::type_identity<ValueBF16>());
+    case GgufType::kQ4_0:
+      return as(std::type_identity<BlockQ4_0>());
+    case GgufType::kQ4_1:
+      return as(std::type_identity<BlockQ4_1>());
+    case GgufType::kQ5_0:
+      return as(std::type_identity<BlockQ5_0>());
+    case GgufType::kQ5_1:
+      return as(std::type_identity<BlockQ5_1>());
+    case GgufType::kQ8_0:
+      return as(std::type_identity<BlockQ8_0>());
+    case GgufType::kQ4_K:
+      return as(std::type_identity<BlockQ4_K>());
+    case GgufType::kQ5_K:
+      return as(std::type_identity<BlockQ5_K>());
+    case GgufType::kQ6_K:
+      return as(std::type_identity<BlockQ6_K>());
+    case GgufType::kF32:
+      break;
+  }
+  throw Error("[gguf] float32 has no blocks");
 }
 
 }  // namespace
 
 bool scales_are_finite(GgufType type, std::span<const std::byte> from) {
-  switch (type) {
-    case GgufType::kQ4_0:
-      return has_finite_scales<BlockQ4_0>(from);
-    case GgufType::kQ4_1:
-      return has_finite_scales<BlockQ4_1>(from);
-    case GgufType::kQ5_0:
-      return has_finite_scales<BlockQ5_0>(from);
-    case GgufType::kQ5_1:
-      return has_finite_scales<BlockQ5_1>(from);
-    case GgufType::kQ8_0:
-      return has_finite_scales<BlockQ8_0>(from);
-    case GgufType::kQ4_K:
-      return has_finite_scales<BlockQ4_K>(from);
-    case GgufType::kQ5_K:
-      return has_finite_scales<BlockQ5_K>(from);
-    case GgufType::kQ6_K:
-      return has_finite_scales<BlockQ6_K>(from);
-    default:
-      throw Error("[gguf] a type without blocks has no scales");
-  }
+  return with_blocks(type, from, []<class Block>(const Block* blocks, size_t count) {
+    if constexpr (requires { blocks->d; }) return has_finite_scales(blocks, count);
+    else return true;
+  });
 }
 
 void dequantize_row(GgufType type, std::span<const std::byte> from, std::span<float> into) {
@@ -163,32 +177,8 @@ void dequantize_row(GgufType type, std::span<const std::byte> from, std::span<fl
   QLORAPP_CHECK_VALUE(static_cast<int64_t>(into.size()) % block.elements == 0 &&
                           static_cast<int64_t>(from.size()) == static_cast<int64_t>(count) * block.bytes,
                       "[gguf] {} elements in {} must come from whole blocks; got {} bytes.", into.size(), block.name, from.size());
-  switch (type) {
-    case GgufType::kF32:
-      std::memcpy(into.data(), from.data(), from.size());
-      return;
-    case GgufType::kF16:
-      return from_f16(from, into.data(), count);
-    case GgufType::kBF16:
-      return from_bf16(from, into.data(), count);
-    case GgufType::kQ4_0:
-      return from_q4_0(from, into.data(), count);
-    case GgufType::kQ4_1:
-      return from_q4_1(from, into.data(), count);
-    case GgufType::kQ5_0:
-      return from_q5_0(from, into.data(), count);
-    case GgufType::kQ5_1:
-      return from_q5_1(from, into.data(), count);
-    case GgufType::kQ8_0:
-      return from_q8_0(from, into.data(), count);
-    case GgufType::kQ4_K:
-      return from_q4_k(from, into.data(), count);
-    case GgufType::kQ5_K:
-      return from_q5_k(from, into.data(), count);
-    case GgufType::kQ6_K:
-      return from_q6_k(from, into.data(), count);
-  }
-  throw Error("[gguf] a type without a body");
+  if (type == GgufType::kF32) std::memcpy(into.data(), from.data(), from.size());
+  else with_blocks(type, from, [&](const auto* blocks, size_t) { expand(blocks, into.data(), count); });
 }
 
 }  // namespace qlorapp::format

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kMostEntries = 65'536;
 constexpr int64_t kLongestKey = 255, kLongestTensorName = 63, kLongestString = int64_t{64} << 20;
+constexpr int64_t kLongestArray = int64_t{1} << 24;  ///< Elements. The longest known list, of merges, has a million.
 constexpr int64_t kWindow = int64_t{1} << 20;
 constexpr int64_t kMostElements = int64_t{1} << 48;
 
@@ -198,7 +199,7 @@ class Parser {
     constexpr auto kBytes = std::to_array<int64_t>({1, 1, 2, 2, 4, 4, 4, 1, 8, 0, 8, 8, 8});
     if (type >= kBytes.size() || type == kArray)
       cursor_.refuse(from, message("an array must be of numbers, truths or strings; its type is {}.", type));
-    const int64_t count = cursor_.count("the length of an array", reader_.size(), kBytes[type]);
+    const int64_t count = cursor_.count("the length of an array", kLongestArray, kBytes[type]);
     switch (type) {
       case kU8:
       case kBool:

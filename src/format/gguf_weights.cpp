@@ -18,6 +18,11 @@ namespace {
 /// The config has their values.
 bool is_of_rope(std::string_view name) { return name.starts_with("rope_f"); }
 
+/// Of values read from it: blocks are dequantized.
+Dtype value_dtype(GgufType type) {
+  return type == GgufType::kF16 ? Dtype::kF16 : type == GgufType::kBF16 ? Dtype::kBF16 : Dtype::kF32;
+}
+
 }  // namespace
 
 GgufWeights::GgufWeights(const std::string& path) : file_(std::make_unique<GgufFile>(path)) {
@@ -73,8 +78,10 @@ void GgufWeights::add(const std::string& name, std::vector<Piece> pieces) {
     const int64_t bytes = parameter.rows * parameter.row_bytes;
     parameter.blocks = StoredBlocks{{name, Dtype::kU8, {bytes, 1}, index, bytes}, parameter.type};
   }
+  const Dtype dtype = first.factor == 1 && !first.adds_one ? value_dtype(parameter.type) : Dtype::kF32;
+  const int64_t bytes = parameter.rows * (dtype == Dtype::kF32 ? parameter.columns * 4 : parameter.row_bytes);
+  tensors_.push_back({name, dtype, std::move(shape), index, bytes});
   parameter.pieces = std::move(pieces);
-  tensors_.push_back({name, Dtype::kF32, std::move(shape), index, parameter.rows * parameter.columns * 4});
   parameters_.push_back(std::move(parameter));
 }
 
@@ -129,13 +136,13 @@ void GgufWeights::read(const TensorEntry& tensor, int64_t offset, std::span<std:
                       printable(tensor.name), tensor.nbytes);
   if (into.empty()) return;
   const Parameter& parameter = parameters_.at(static_cast<size_t>(tensor.offset));
-  const bool stored = tensor.dtype == Dtype::kU8;
-  const int64_t row_bytes = stored ? parameter.row_bytes : parameter.columns * 4;
+  const bool as_stored = tensor.dtype != Dtype::kF32;
+  const int64_t row_bytes = as_stored ? parameter.row_bytes : parameter.columns * 4;
   const int64_t first = offset / row_bytes, count = (offset + bytes + row_bytes - 1) / row_bytes - first;
   std::vector<std::byte> rows(static_cast<size_t>(count * row_bytes));
-  if (stored) {
+  if (as_stored) {
     read_rows(parameter, first, count, rows);
-    QLORAPP_CHECK_FORMAT(scales_are_finite(parameter.type, rows),
+    QLORAPP_CHECK_FORMAT(tensor.dtype != Dtype::kU8 || scales_are_finite(parameter.type, rows),
                          "[{}] tensor {} has a scale that is not finite. The file is damaged; fetch it again.", path(),
                          parameter.pieces.front().part.name);
   } else {

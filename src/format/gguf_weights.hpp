@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A GGUF file as the checkpoint of its model: tensors under the names that a safetensors checkpoint has, in float32.
+/// A GGUF file as the checkpoint of its model: tensors under the names that a safetensors checkpoint has, in 16
+/// bits where they are stored so, else in float32.
 ///
 /// Rows that llama.cpp keeps in another order are put back, layers that it keeps as two are joined, and what its norms have on top is taken
 /// off again; blocks are dequantized as they are read. The blocks of a weight themselves, rows in this order, are `blocks_of` it.

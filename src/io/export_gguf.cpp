@@ -67,14 +67,13 @@ class Exporter {
         metadata_(metadata_of(model, adapter, options)),
         measure_(options.importance),
         progress_(options.merge.progress) {
+    const bool is_searched = type_.most != GgufType::kQ8_0 && format::block_of(type_.most).elements > 1;
+    QLORAPP_CHECK_VALUE(!measure_ || is_searched, "[export] importance has a use with Q6_K and below; type is {}.", type_.name);
     for (const format::GgufPart& part : parts_) tensors_.push_back({part.name, part.shape, stored_type(part)});
   }
 
   void write(const std::string& file) {
-    const bool has_use = std::ranges::any_of(tensors_, [](const format::GgufTensor& tensor) {
-      return format::block_of(tensor.type).elements > 1 && tensor.type != GgufType::kQ8_0;
-    });
-    if (measure_ && has_use) importance_ = measure_();
+    if (measure_) importance_ = measure_();
     format::GgufWriter writer(file, metadata_, tensors_);
     for (size_t i = 0; i < parts_.size(); ++i) {
       const at::Tensor values = values_of(parts_[i]);

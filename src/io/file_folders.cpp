@@ -2,26 +2,21 @@
 #include "file_folders.hpp"
 
 #include <cerrno>
-#include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "core/check.hpp"
-#include "files/folder.hpp"
+#include "files/temporary_folder.hpp"
 
 namespace qlorapp {
 namespace {
 
 class Folders {
  public:
-  ~Folders() {
-    if (::getpid() != owner_) return;  // a forked process leaves them
-    for (const auto& [key, folder] : by_key_) files::remove_folder(folder);
-  }
-
   std::string folder_of(const std::string& path, const std::string& purpose,
                         const std::function<void(const std::string& folder)>& fill) {
     struct stat status {};
@@ -29,25 +24,15 @@ class Folders {
     const std::string key = message("{} {} {} {} {} {} {}", path, purpose, status.st_dev, status.st_ino, status.st_size,
                                     status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
     const std::lock_guard lock(mutex_);
-    if (const auto found = by_key_.find(key); found != by_key_.end()) return found->second;
-    const char* const base = std::getenv("TMPDIR");
-    std::string folder = files::path_in(base == nullptr || *base == '\0' ? "/tmp" : base, "qlorapp-gguf-XXXXXX");
-    if (::mkdtemp(folder.data()) == nullptr)
-      throw IoError(message("[model] no folder can be made in {}.", files::parent_of(folder)), errno);
-    try {
-      fill(folder);
-    } catch (...) {
-      files::remove_folder(folder);
-      throw;
-    }
-    by_key_.emplace(key, folder);
-    return folder;
+    if (const auto found = by_key_.find(key); found != by_key_.end()) return found->second->path();
+    auto folder = std::make_unique<files::TemporaryFolder>("model");
+    fill(folder->path());
+    return by_key_.emplace(key, std::move(folder)).first->second->path();
   }
 
  private:
-  pid_t owner_ = ::getpid();
   std::mutex mutex_;
-  std::map<std::string, std::string> by_key_;
+  std::map<std::string, std::unique_ptr<files::TemporaryFolder>> by_key_;
 };
 
 }  // namespace

@@ -51,6 +51,13 @@ constexpr std::string_view kContraction = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
 constexpr std::string_view kDeepSeek =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
+constexpr std::string_view kDeepSeekLetters =
+    R"(\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-Ჺ)"
+    R"(Ჽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝ)"
+    R"(ℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀)"
+    R"(-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+)";
+constexpr std::string_view kDeepSeekOthers = "[一-龥ࠀ-一가-퟿]+\ndigits\nbytes";
+
 struct NamedSplit {
   std::string steps;
   std::string_view merged_first;  ///< The name with ignore_merges; empty: none.
@@ -74,15 +81,19 @@ const std::vector<NamedSplit>& named_splits() {
         std::string(kContraction) + R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|)" QLORAPP_TAIL;
     const std::string seed =
         std::string(kContraction) + R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|)" QLORAPP_TAIL;
-    return std::vector<NamedSplit>{{words(three) + "\nbytes", "llama-bpe", "dbrx"},
-                                   {words(one) + "\nbytes", "", "qwen2"},
-                                   {qwen35 + "\nbytes", "", "qwen35"},
-                                   {seed + "\nbytes", "seed-coder", "seed-coder"},
-                                   {cased(std::string(kContraction) + "?", three) + "\nbytes", "", "gpt-4o"},
-                                   {cased("", one) + "\nbytes", "tekken", ""},
-                                   {three + "\n[一-龥぀-ゟ゠-ヿ]+\n" + std::string(kDeepSeek) + "\nbytes", "", "deepseek-v3"},
-                                   {"digits\ngpt2", "", "smollm"},
-                                   {"gpt2", "", "gpt-2"}};
+    return std::vector<NamedSplit>{
+        {words(three) + "\nbytes", "llama-bpe", "dbrx"},
+        {words(one) + "\nbytes", "", "qwen2"},
+        {qwen35 + "\nbytes", "", "qwen35"},
+        {seed + "\nbytes", "seed-coder", "seed-coder"},
+        {cased(std::string(kContraction) + "?", three) + "\nbytes", "", "gpt-4o"},
+        {cased("", one) + "\nbytes", "tekken", ""},
+        {three + "\n[一-龥぀-ゟ゠-ヿ]+\n" + std::string(kDeepSeek) + "\nbytes", "", "deepseek-v3"},
+        {message("[\\r\\n]\n{}\n\\s?[!-/:-~！-／：-～‘-‟　-。]+\n\\s+$\n{}", kDeepSeekLetters, kDeepSeekOthers), "",
+         "deepseek-llm"},
+        {message("[\\r\\n]\n\\s?\\p{{L}}+\n\\s?\\p{{P}}+\n{}", kDeepSeekOthers), "", "deepseek-coder"},
+        {"digits\ngpt2", "", "smollm"},
+        {"gpt2", "", "gpt-2"}};
   }();
   return splits;
 }
@@ -102,10 +113,10 @@ std::string name_of_split(const json& component, bool ignores_merges, const std:
   }
   std::string shown = steps.substr(0, 200);
   std::ranges::replace(shown, '\n', ' ');
-  throw FormatError(message(
-      "[{}] pre_tokenizer must be one that llama.cpp has a name for (Llama 3, Qwen 2, Phi-4, Phi-4-mini, Tekken, DeepSeek V3, "
-      "Qwen 3.5, Seed, SmolLM and Granite 3, GPT-2); got '{}'. Use the merged checkpoint with another server.",
-      where, shown));
+  throw FormatError(
+      message("[{}] pre_tokenizer must be one that llama.cpp has a name for (Llama 3, Qwen 2, Phi-4, Phi-4-mini, Tekken, DeepSeek, "
+              "Qwen 3.5, Seed, SmolLM and Granite 3, GPT-2); got '{}'. Use the merged checkpoint with another server.",
+              where, shown));
 }
 
 /// Whether a text gets a space in front, by the normalizer (Llama 2) or Metaspace.
@@ -324,7 +335,7 @@ class TokenizerWriter {
     if (split == named_splits().end()) {
       throw FormatError(
           message("[{}] tokenizer.ggml.pre must be a split that is known here (llama-bpe, dbrx, qwen2, gpt-4o, tekken, "
-                  "deepseek-v3, qwen35, seed-coder, "
+                  "deepseek-v3, deepseek-llm, deepseek-coder, qwen35, seed-coder, "
                   "smollm, gpt-2); got {}. Use the model's checkpoint instead.",
                   where_, printable(v_.pre)));
     }

@@ -5,6 +5,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -100,6 +102,7 @@ Form open(const Place& place, const VerifyOptions& options, bool is_reference) {
             has_template ? ChatTemplate::choose(options.chat_template, text) : ChatTemplate::from_folder(text),
             {}};
   form.place.kind += ", " + storage_of(form.model);
+  if (!place.adapter.empty()) load_adapter(form.model, place.adapter);
   std::set<int64_t> ends(form.model.config().eos_token_ids.begin(), form.model.config().eos_token_ids.end());
   for (const TokenId id : form.tokenizer.eos_ids()) ends.insert(id);
   if (const auto end = form.chat ? form.chat->end_of_turn() : std::nullopt) {
@@ -171,55 +174,77 @@ class Verifier {
       : options_(options), prompts_(options.prompts.empty() ? default_prompts() : options.prompts) {}
 
   VerifiedForm reference(const std::string& path) {
-    const Place place = place_of(path, options_);
-    VerifiedForm found;
-    {
-      Form form = open(place, options_, true);
-      if (!place.adapter.empty()) load_adapter(form.model, place.adapter);
-      rendered_ = render(form, prompts_);
-      if (!options_.data.empty()) {
-        const DatasetOptions rows{.prefer_assistant_only = form.chat.has_value(),
-                                  .model_vocab_size = form.model.config().vocab_size};
-        rows_ = Dataset::read(options_.data, rows, &form.tokenizer, form.chat ? &*form.chat : nullptr).examples;
-      }
-      answers_ = answers_of(form, rendered_, options_.max_new_tokens);
-      for (size_t i = 0; i < rendered_.size(); ++i) own_.emplace_back(log_probabilities(form.model, rendered_[i].ids, answers_[i]));
-      ends_ = names_of_ends(form);
-      found = measured(form, path, rendered_, answers_, own_);
+    reference_ = place_of(path, options_);
+    Form form = open(reference_, options_, true);
+    check_room(form.model.config().vocab_size);
+    rendered_ = render(form, prompts_);
+    for (const std::string& file : options_.data) {
+      const DatasetOptions rows{.prefer_assistant_only = form.chat.has_value(), .model_vocab_size = form.model.config().vocab_size};
+      std::ranges::move(Dataset::read(file, rows, &form.tokenizer, form.chat ? &*form.chat : nullptr).examples,
+                        std::back_inserter(rows_));
     }
-    if (!place.adapter.empty()) find_base(place);
-    if (base_divergence_ && *base_divergence_ < kUnchanged)
+    answers_ = answers_of(form, rendered_, options_.max_new_tokens);
+    const std::vector<at::Tensor> own = scores_of_reference(form);
+    own_.assign(own.begin(), own.end());
+    ends_ = names_of_ends(form);
+    tensors_ = tensors_of(form);
+    VerifiedForm found = measured(form, path, rendered_, answers_, own_);
+    if (reference_.adapter.empty()) return found;
+    form.model.adapters().enable(false);
+    base_ = scores_of_reference(form);
+    base_divergence_ = mean_divergence(own_, [&](size_t i) -> const at::Tensor& { return base_[i]; });
+    if (*base_divergence_ < kUnchanged && !brings_tables(reference_.adapter, format::settled_config(reference_.model).vocab_size))
       found.causes.emplace_back("the adapter changes nothing: its matrices B are zero, or of another model");
     return found;
   }
 
   VerifiedForm other(const std::string& path) {
     const Place place = place_of(path, options_);
-    Form form = open(place, options_, false);
-    if (!place.adapter.empty()) load_adapter(form.model, place.adapter);
-    const std::vector<Prompt> prompts = render(form, prompts_);
-    const std::vector<Ids> answers = answers_of(form, prompts, options_.max_new_tokens);
-    Scores found(prompts.size());
-    const int64_t rows = form.model.config().vocab_size;
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      const bool fits = std::ranges::all_of(answers_[i], [&](int64_t id) { return id < rows; });
-      if (fits) found[i] = log_probabilities(form.model, prompts[i].ids, answers_[i]);
+    VerifiedForm out;
+    std::vector<Prompt> prompts;
+    Scores found;
+    {
+      Form form = open(place, options_, false);
+      prompts = render(form, prompts_);
+      const std::vector<Ids> answers = answers_of(form, prompts, options_.max_new_tokens);
+      found.resize(prompts.size());
+      const int64_t rows = form.model.config().vocab_size;
+      for (size_t i = 0; i < prompts.size(); ++i) {
+        const bool fits = std::ranges::all_of(answers_[i], [&](int64_t id) { return id < rows; });
+        if (fits) found[i] = log_probabilities(form.model, prompts[i].ids, answers_[i]);
+      }
+      out = measured(form, path, prompts, answers, found);
+      find_causes_in_text(out, names_of_ends(form), prompts);
+      if (!place.adapter.empty()) find_missing(out, tensors_of(form));
     }
-    VerifiedForm out = measured(form, path, prompts, answers, found);
-    find_causes(out, form, prompts, found);
+    find_causes_in_weights(out, found);
     return out;
   }
 
  private:
-  /// How far the base is from the reference, over the reference's answers. The base has the storage that it has below the adapter.
-  void find_base(const Place& place) {
-    Form base = open(place, options_, true);
-    double sum = 0;
-    for (size_t i = 0; i < rendered_.size(); ++i) {
-      base_.push_back(log_probabilities(base.model, rendered_[i].ids, answers_[i]));
-      sum += divergence(*own_[i], base_[i]);
-    }
-    base_divergence_ = sum / static_cast<double>(rendered_.size());
+  /// Log-probabilities of the reference, of its base and of one form are in memory.
+  void check_room(int64_t vocab_size) const {
+    const Bytes needed{3 * std::ssize(prompts_) * options_.max_new_tokens * vocab_size * 4}, room = memory_for(at::kCPU);
+    QLORAPP_CHECK_VALUE(
+        needed.count <= room.count,
+        "[verify] {} prompts of {} new tokens need {} for log-probabilities; there is {}. Take fewer prompts, or lower "
+        "max_new_tokens.",
+        prompts_.size(), options_.max_new_tokens, to_string(needed), to_string(room));
+  }
+
+  /// Of the reference's answers.
+  [[nodiscard]] std::vector<at::Tensor> scores_of_reference(Form& form) const {
+    std::vector<at::Tensor> scores;
+    for (size_t i = 0; i < rendered_.size(); ++i) scores.push_back(log_probabilities(form.model, rendered_[i].ids, answers_[i]));
+    return scores;
+  }
+
+  /// Of the adapter, by PEFT's names.
+  static std::set<std::string> tensors_of(const Form& form) {
+    std::set<std::string> names;
+    if (form.model.adapters().empty()) return names;
+    for (const AdapterArena::Entry& entry : form.model.arena().entries()) names.insert(entry.name);
+    return names;
   }
 
   static std::set<std::string> names_of_ends(const Form& form) {
@@ -251,7 +276,7 @@ class Verifier {
     return out;
   }
 
-  void find_causes(VerifiedForm& out, const Form& form, const std::vector<Prompt>& prompts, const Scores& found) const {
+  void find_causes_in_text(VerifiedForm& out, const std::set<std::string>& ends, const std::vector<Prompt>& prompts) const {
     for (size_t i = 0; i < prompts.size(); ++i) {
       const Prompt &own = rendered_[i], &other = prompts[i];
       if (own.text != other.text) {
@@ -267,24 +292,53 @@ class Verifier {
         break;
       }
     }
-    const bool has_all = std::ranges::all_of(found, [](const auto& scores) { return scores.has_value(); });
-    if (!has_all) out.causes.emplace_back("vocabulary: the reference answers with tokens that this form has not");
-    const std::set<std::string> ends = names_of_ends(form);
     for (const std::string& end : ends_) {
       if (!ends.contains(end))
         out.causes.push_back(message("EOS: {} ends the reference's answers, and none of this form", shown(end)));
     }
-    const bool is_base = base_divergence_ && *base_divergence_ > kChanged && has_all && nearer_to_base(out, found);
-    if (is_base)
-      out.causes.emplace_back("adapter: answers are those of the base; the adapter, or some of its tensors, is not applied");
-    else if (out.divergence > kMostDivergence && out.causes.empty())
-      out.causes.push_back(
-          message("weights: the divergence is {:.3g} nats; the base of this form, or its type, is another than the reference's",
-                  out.divergence));
   }
 
-  [[nodiscard]] bool nearer_to_base(const VerifiedForm& out, const Scores& found) const {
-    return mean_divergence(found, [&](size_t i) -> const at::Tensor& { return base_[i]; }) < out.divergence / 4;
+  /// What the reference's adapter has, and this one has not.
+  void find_missing(VerifiedForm& out, const std::set<std::string>& names) const {
+    std::vector<std::string> missing;
+    std::ranges::set_difference(tensors_, names, std::back_inserter(missing));
+    if (!missing.empty())
+      out.causes.push_back(message("adapter: {} of the reference's {} tensors are missing: {}{}", missing.size(), tensors_.size(),
+                                   missing.front(), missing.size() > 1 ? " …" : ""));
+  }
+
+  void find_causes_in_weights(VerifiedForm& out, const Scores& found) {
+    const bool has_all = std::ranges::all_of(found, [](const auto& scores) { return scores.has_value(); });
+    if (!has_all) out.causes.emplace_back("vocabulary: the reference answers with tokens that this form has not");
+    const auto is_nearer_to = [&](const std::vector<at::Tensor>& scores) {
+      return mean_divergence(found, [&](size_t i) -> const at::Tensor& { return scores[i]; }) < out.divergence / 4;
+    };
+    if (base_divergence_ && *base_divergence_ > kChanged && has_all && is_nearer_to(base_)) {
+      out.causes.emplace_back("adapter: answers are those of the base; the adapter, or some of its tensors, is not applied");
+    } else if (out.divergence > kMostDivergence && out.causes.empty()) {
+      const bool is_precision = find_other_precision() && is_nearer_to(other_precision_);
+      out.causes.push_back(
+          is_precision
+              ? message("base precision: the divergence is {:.3g} nats, and small beside the reference over a base {}; export with "
+                        "base {}, or verify with load_in_4bit {}",
+                        out.divergence, options_.load_in_4bit ? "that is not quantized" : "in NF4",
+                        options_.load_in_4bit ? "dequantized" : "original", !options_.load_in_4bit)
+              : message(
+                    "weights: the divergence is {:.3g} nats; the base of this form, or its type, is another than the reference's",
+                    out.divergence));
+    }
+  }
+
+  /// Runs the reference over the other storage of its base, NF4 or what the checkpoint holds. @returns whether there are two.
+  bool find_other_precision() {
+    const format::ModelConfig config = format::settled_config(reference_.model);
+    if (reference_.adapter.empty() || config.quantization || !config.blocks.empty()) return false;
+    if (!other_precision_.empty()) return true;
+    VerifyOptions other = options_;
+    other.load_in_4bit = !other.load_in_4bit;
+    Form form = open(reference_, other, true);
+    other_precision_ = scores_of_reference(form);
+    return true;
   }
 
   template <typename OwnOf>
@@ -314,12 +368,14 @@ class Verifier {
 
   const VerifyOptions& options_;
   const std::vector<std::string>& prompts_;
+  Place reference_;
   std::vector<Prompt> rendered_;
   std::vector<Example> rows_;
   std::vector<Ids> answers_;
   Scores own_;
-  std::vector<at::Tensor> base_;
+  std::vector<at::Tensor> base_, other_precision_;
   std::optional<double> base_divergence_;
+  std::set<std::string> tensors_;
   std::set<std::string> ends_;
 };
 
@@ -357,7 +413,10 @@ std::string ExportVerification::json() const {
                      {"kl_divergence", form.divergence},
                      {"ended", form.ended},
                      {"causes", form.causes}};
-    if (form.loss) one["loss"] = *form.loss;
+    if (form.loss) {
+      one["loss"] = *form.loss;
+      one["perplexity"] = std::exp(*form.loss);
+    }
     all["forms"].push_back(std::move(one));
   }
   return format::dump_python_json(all, {.indent = 2, .ensure_ascii = false}) + "\n";

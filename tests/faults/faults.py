@@ -73,6 +73,9 @@ SCENARIOS = {
             more=(("NOEXCHANGE", "1"),),
         ),
         Scenario(*["quantize", *["quantize --model {made}/model --output {out}"] * 3]),
+        Scenario(
+            *["export", *["export --model {made}/model --adapter {made}/trained --ollama {out} --type Q8_0 --verify false"] * 3]
+        ),
         Scenario(*["merge", *["merge --model {made}/model --adapter {made}/trained --output {out}"] * 3]),
     )
 }
@@ -165,7 +168,7 @@ class Tried:
         """The next run. @returns why it failed."""
         done = run(self.scenario.resumed if has_checkpoint else self.scenario.anew, self.made, out)
         is_refused = (
-            self.scenario.name in ("quantize", "merge") and contents(out) == self.wanted
+            self.scenario.name in ("quantize", "merge", "export") and contents(out) == self.wanted
         )  # a finished folder is not written over
         return "" if done.returncode == 0 or is_refused else done.stderr or "no message"
 

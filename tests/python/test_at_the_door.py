@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 TINY = ROOT / "examples" / "data" / "tiny-llama"
 ROWS = TINY.parent / "train.jsonl"
+TRAIN = ("train", "--model", TINY, "--data", ROWS, "--max_steps", 3, "--logging_steps", 1)
 
 
 def through_python(*arguments, **env):
@@ -94,7 +95,7 @@ def test_rows_in_parquet_are_those_in_json(tmp_path):
         assert done.returncode == 0, done.stderr
         losses.append(re.search(r"eval_loss ([\d.]+)", done.stdout)[1])
     assert losses[0] == losses[1]
-    assert not list(tmp_path.glob("qlorapp-rows-*"))
+    assert not list(tmp_path.glob(".qlorapp-temporary-*"))
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     failed = through_python("eval", "--model", TINY, "--data", tmp_path / "bad.parquet")
     assert failed.returncode == 2 and "bad.parquet" in failed.stderr and "convert it to .jsonl" in failed.stderr
@@ -170,21 +171,8 @@ def test_trackers_get_the_run_through_their_packages(kind, tmp_path):
         def finish(): print(json.dumps(["finish"]), file=out, flush=True)
         """)
     )
-    options = (
-        "--model",
-        TINY,
-        "--data",
-        ROWS,
-        "--output",
-        tmp_path / "o",
-        "--max_steps",
-        3,
-        "--logging_steps",
-        1,
-        "--report_to",
-        kind,
-    )
-    done = through_python("train", *options, "--run_name", "mine", PYTHONPATH=f"{tmp_path}:{BUILD / 'python'}")
+    options = (*TRAIN, "--output", tmp_path / "o", "--report_to", kind, "--run_name", "mine")
+    done = through_python(*options, PYTHONPATH=f"{tmp_path}:{BUILD / 'python'}")
     assert done.returncode == 0, done.stderr
     first, *logs, last = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
     assert first[0] == "init" and first[1]["name"] == "mine" and first[1]["project"] == "huggingface"
@@ -194,24 +182,53 @@ def test_trackers_get_the_run_through_their_packages(kind, tmp_path):
 
 def test_a_tracker_that_fails_does_not_end_the_run(tmp_path):
     (tmp_path / "wandb.py").write_text("def init(**options): raise RuntimeError('no network')")
-    options = (
-        "--model",
-        TINY,
-        "--data",
-        ROWS,
-        "--output",
-        tmp_path / "o",
-        "--max_steps",
-        3,
-        "--logging_steps",
-        1,
-        "--report_to",
-        "wandb",
-    )
-    done = through_python("train", *options, PYTHONPATH=f"{tmp_path}:{BUILD / 'python'}")
+    options = (*TRAIN, "--output", tmp_path / "o", "--report_to", "wandb")
+    done = through_python(*options, PYTHONPATH=f"{tmp_path}:{BUILD / 'python'}")
     assert done.returncode == 0 and "no network" in done.stderr
     assert (tmp_path / "o" / "adapter_model.safetensors").exists()
-    alone = peer.run_cli("train", *options, "--overwrite_output_dir", check=False)
+    alone = peer.run_cli(*options, "--overwrite_output_dir", check=False)
     assert alone.returncode == 2 and "`python -m qlorapp`, or use tensorboard" in alone.stderr
-    wrong = peer.run_cli("train", *options[:-1], "tensorbord", check=False)
+    wrong = peer.run_cli(*options[:-1], "tensorbord", check=False)
     assert wrong.returncode == 2 and "Did you mean 'tensorboard'" in wrong.stderr
+
+
+def test_a_tracker_that_hangs_does_not_hold_the_run(tmp_path):
+    (tmp_path / "wandb.py").write_text("import time\ndef init(**options): time.sleep(600)")
+    options = (*TRAIN, "--output", tmp_path / "o", "--report_to", "wandb")
+    done = through_python(*options, PYTHONPATH=f"{tmp_path}:{BUILD / 'python'}", QLORAPP_REPORT_SECONDS="1")
+    assert done.returncode == 0 and "wandb has not ended within 1 s" in done.stderr
+    assert (tmp_path / "o" / "adapter_model.safetensors").exists()
+    wrong = through_python(*options, "--overwrite_output_dir", QLORAPP_REPORT_SECONDS="soon")
+    assert wrong.returncode == 2 and "[QLORAPP_REPORT_SECONDS] must be a number above 0; got 'soon'" in wrong.stderr
+
+
+def test_each_split_of_a_dataset_has_its_use(tmp_path):
+    """What packages print is no answer: the scripts' standard output is the command's standard error."""
+    hub, folder = tmp_path / "hub", tmp_path / "rows"
+    folder.mkdir()
+    lines = ROWS.read_text().splitlines(keepends=True)
+    for name, part in (("train", lines[:60]), ("validation", lines[60:70]), ("test", lines[70:75])):
+        (folder / f"{name}-00000.jsonl").write_text("".join(part))
+    cached(hub, "datasets", "some/rows", folder.iterdir())
+    (tmp_path / "sitecustomize.py").write_text("print('Hello from a package')")
+    loss = []
+    for data, held in (("some/rows", "some/rows"), (folder / "train-00000.jsonl", folder / "validation-00000.jsonl")):
+        options = (
+            "--data",
+            data,
+            "--eval_data",
+            held,
+            "--output",
+            tmp_path / f"o{len(loss)}",
+            "--max_steps",
+            2,
+            "--dtype",
+            "float32",
+        )
+        done = through_python(
+            "train", "--model", TINY, *options, HF_HUB_CACHE=str(hub), PYTHONPATH=f"{tmp_path}:{BUILD / 'python'}"
+        )
+        assert done.returncode == 0, done.stderr
+        history = json.loads((tmp_path / f"o{len(loss)}" / "trainer_state.json").read_text())["log_history"]
+        loss.append([entry["eval_loss"] for entry in history if "eval_loss" in entry])
+    assert loss[0] == loss[1] and loss[0]

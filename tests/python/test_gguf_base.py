@@ -19,6 +19,7 @@ import transformers
 from gguf.quants import dequantize
 from llama_cpp import LlamaCpp, quantized
 from qlorapp import _C
+from test_at_the_door import cached
 from test_export_adapter import ROUNDS
 from test_export_gguf import CASES, IDS, TINY, UNNAMED, VOCABULARY, export, hostile, write
 
@@ -178,7 +179,18 @@ def test_the_plan_counts_the_blocks(tmp_path):
         file = folder.with_name(f"{kind}.gguf")
         export(folder, gguf=file, type=kind)
         sizes[kind] = peer.run_cli("plan", "--model", file, "--gpu", "T4", "--batch", 1, "--seq", 64).stdout
-    assert sizes["Q4_0"] != sizes["Q8_0"]
+        sizes[kind, "anew"] = peer.run_cli(
+            "plan", "--model", file, "--requantize", "nf4", "--gpu", "T4", "--batch", 1, "--seq", 64
+        ).stdout
+    assert sizes["Q4_0"] != sizes["Q8_0"] != sizes["Q8_0", "anew"] == sizes["Q4_0", "anew"].replace("Q4_0", "Q8_0")
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32", "Q8_0"])
+@pytest.mark.parametrize("more", [(), ("--requantize", "nf4")])
+def test_the_plan_is_what_loading_takes(kind, more, tmp_path):
+    file = exported(wide(tmp_path / "model"), kind)
+    shown = peer.run_cli("plan", "--model", file, "--gpu", "cpu", "--batch", 1, "--seq", 32, "--measure", *more).stdout
+    assert all(abs(float(error)) < 1 for error in re.findall(r"planned .*, ([-+][\d.]+) %", shown)), shown
 
 
 @pytest.mark.parametrize("kind", [name for name in family_tokenizers.kinds() if name not in UNNAMED])
@@ -195,6 +207,28 @@ def test_tokenizers_come_back(kind, tmp_path):
         found = ours.encode(text).ids
         assert found == theirs.encode(text).ids, text
         assert ours.decode(found) == theirs.decode(found)
+
+
+@pytest.mark.parametrize("name", ["exaone", "exaone4", "glm4", "chatglm-bpe"])
+def test_other_names_of_a_split_are_llama_cpps(name, tmp_path):
+    export(TINY, gguf=tmp_path / "tiny.gguf", type="F16")
+    file = rewritten(tmp_path / "tiny.gguf", tokenizer_ggml_pre=name)
+    ours = tokenizers.Tokenizer.from_file(f"{_C.model_folder(str(file))}/tokenizer.json")
+    theirs = LlamaCpp(file)
+    for text in hostile():
+        assert ours.encode(text, add_special_tokens=False).ids == theirs.tokenize(text), text
+
+
+def test_a_factor_alone_stretches_positions(tmp_path):
+    """Of older files, which name no type of scaling."""
+    file = rewritten(exported(write(tmp_path / "model", num_hidden_layers=1)), llama__rope__scaling__factor=4.0)
+    ours = qlorapp.AutoModelForCausalLM.from_pretrained(file, dtype=torch.float32)
+    assert ours.config.rope_parameters["rope_type"] == "linear" and ours.config.rope_parameters["factor"] == 4
+    with torch.no_grad():
+        own = ours(input_ids=torch.tensor([IDS[:31]])).logits[0, -1].log_softmax(-1)
+    there = torch.from_numpy(LlamaCpp(file).next_token(IDS[:31], VOCABULARY))
+    known = ~there.isnan()
+    torch.testing.assert_close(own[known].double(), there[known].double(), atol=2e-3, rtol=1e-3)
 
 
 def test_conversations_and_ends_come_back(tmp_path):
@@ -233,6 +267,10 @@ def parts(path):
             lambda b: b.replace(struct.pack("<Q", 5) + b"llama", struct.pack("<Q", 5) + b"mamba"),
             "'mamba', of a family that is not computed",
         ),
+        (
+            lambda b: b.replace(b"ggml.tokens" + struct.pack("<II", 9, 8), b"ggml.tokens" + struct.pack("<IIQ", 9, 0, 1 << 25)),
+            "the length of an array must be at most 16777216; got 33554432",
+        ),
         (lambda b: b.replace(b"tokenizer.ggml.pre", b"tokenizer.ggml.prx"), "tokenizer.ggml.pre must be a split that is known"),
     ],
 )
@@ -247,14 +285,20 @@ def test_hostile_files_are_refused_by_byte_and_rule(change, reason, tmp_path):
     assert "bad.gguf" in failed.stderr
 
 
-def rewritten(path, change):
-    """The file with other values in some of its tensors: change(name, data) returns them with their kind, or None."""
+def rewritten(path, change=lambda name, tensor: None, **fields):
+    """The file with other values in some of its tensors, change(name, data) returns them with their kind, or None; and in its fields, _ for dots;
+    a new one, of float32, has __ for dots."""
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(path.with_name("changed.gguf"), "llama")
     for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
+        value = fields.pop(key.replace(".", "_"), None)
+        if value is not None:
+            writer.add_key_value(key, value, field.types[0])
+        elif not key.startswith("GGUF.") and key != "general.architecture":
             inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(key, field.contents(), field.types[0], inner)
+    for key, value in fields.items():
+        writer.add_key_value(key.replace("__", "."), value, gguf.GGUFValueType.FLOAT32)
     for tensor in reader.tensors:
         data, kind = change(tensor.name, tensor) or (tensor.data, tensor.tensor_type)
         writer.add_tensor(tensor.name, data, raw_dtype=kind)
@@ -307,11 +351,31 @@ def test_a_file_is_known_by_its_first_bytes_and_from_any_folder(tmp_path, monkey
         torch.testing.assert_close(model(input_ids=ids).logits, expected(input_ids=ids).logits, atol=0, rtol=0)
 
 
+def test_a_file_of_a_repository(tmp_path, monkeypatch):
+    file = exported(write(tmp_path / "model"), "Q8_0")
+    hub = tmp_path / "hub"
+    cached(hub, "models", "some/model-GGUF", [file])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    model = qlorapp.AutoModelForCausalLM.from_pretrained("some/model-GGUF", gguf_file=file.name, local_files_only=True)
+    assert model.model.layers[0].mlp.down_proj.quant_state.quant_type == "q8_0"
+    with pytest.raises(
+        FileNotFoundError, match=r"'none.gguf' must be .* in the repository 'some/model-GGUF'.*hf download some/model"
+    ):
+        qlorapp.AutoModelForCausalLM.from_pretrained("some/model-GGUF", gguf_file="none.gguf", local_files_only=True)
+
+
 def test_bad_input(tmp_path):
     folder = write(tmp_path / "model")
     file = exported(folder, "Q8_0")
     with pytest.raises(FileNotFoundError, match="gguf_file must be a file of the folder"):
         qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="none.gguf")
+    for options in ({"num_hidden_layers": 1}, {"attn_implementation": "eager", "output_hidden_states": True}):
+        with pytest.raises(ValueError, match="the GGUF file .* is for AutoModelForCausalLM, with its own config"):
+            qlorapp.AutoModelForCausalLM.from_pretrained(file, **options)
+    with pytest.raises(ValueError, match="is for AutoModelForCausalLM.*got AutoModelForSequenceClassification"):
+        qlorapp.AutoModelForSequenceClassification.from_pretrained(file)
+    planned = peer.run_cli("plan", "--model", folder, "--requantize", "nf4", "--gpu", "T4", check=False)
+    assert planned.returncode == 2 and "is for a GGUF file" in planned.stderr
     failed = peer.run_cli("eval", "--model", folder, "--data", "x", "--requantize", "nf4", check=False)
     assert failed.returncode == 2 and "is for a GGUF file" in failed.stderr
     model = qlorapp.AutoModelForCausalLM.from_pretrained(file)

@@ -98,6 +98,9 @@ def test_bad_input(tmp_path):
     with pytest.raises(ValueError, match="importance has a use with gguf and ollama alone; got gguf_adapter"):
         _, adapter = adapted(tmp_path / "model")
         export(tmp_path / "model", adapter=adapter, gguf_adapter=tmp_path / "a.gguf", importance=ROWS)
+    for kind in ("Q8_0", "F16"):
+        with pytest.raises(ValueError, match=f"importance has a use with Q6_K and below; type is {kind}"):
+            export(tmp_path / "model", gguf=tmp_path / "a.gguf", type=kind, importance=ROWS)
     (tmp_path / "none.jsonl").write_text("")
     for rows, error in (("none.jsonl", qlorapp.FormatError), ("absent.jsonl", OSError)):
         with pytest.raises(error, match=rows):

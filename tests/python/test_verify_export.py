@@ -2,6 +2,7 @@
 """Whether an exported form is the trained model, and what is said where it is not."""
 
 import json
+import math
 import shutil
 
 import peer
@@ -10,6 +11,7 @@ import qlorapp
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from test_at_the_door import cached, through_python
 from test_export_adapter import adapted
 from test_export_gguf import CASES, TINY, export, write
 
@@ -49,6 +51,7 @@ def test_every_form_is_the_trained_model(trained):
         )
         assert one["same_greedy_tokens"] > 0.95
         assert abs(one["loss"] - found["forms"][0]["loss"]) < (0.02 if merged else 1e-4)
+        assert one["perplexity"] == pytest.approx(math.exp(one["loss"]))
     assert 0 < rounded["kl_divergence"] < 0.1 and "q8_0" in rounded["kind"]
 
 
@@ -126,6 +129,45 @@ def test_what_is_off_is_named(trained, tmp_path):
     assert nothing["forms"][0]["causes"][0].startswith("the adapter changes nothing") and not nothing["holds"]
 
 
+def test_the_precision_of_the_base_is_named(tmp_path):
+    """Where rounding to four bits makes another model: its logits are large."""
+    folder = write(tmp_path / "model", hidden_size=64)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(400)
+    model.save_pretrained(folder)
+    _, adapter = adapted(folder)
+    for base in ("original", "dequantized"):
+        export(folder, adapter=adapter, merged=tmp_path / base, base=base)
+    options = {"base": folder, "prompts": ["Hello!", "Hi", "Why?"]}
+    for load_in_4bit, other, right in ((True, "original", "dequantized"), (False, "dequantized", "original")):
+        found = qlorapp.verify_export(adapter, tmp_path / other, tmp_path / right, load_in_4bit=load_in_4bit, **options)
+        off, good = found["forms"][1:]
+        assert not good["causes"] and off["kl_divergence"] > 0.5
+        assert len(off["causes"]) == 1 and off["causes"][0].startswith("base precision: the divergence is")
+        assert f"base {right}" in off["causes"][0]
+
+
+def test_tensors_that_a_form_lacks_are_named(trained, tmp_path):
+    folder = shutil.copytree(trained / "adapter", tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    layers = [name for name in config["target_modules"] if name != "o_proj"]
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "target_modules": layers}))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "o_proj" not in name}
+    save_file(kept, folder / "adapter_model.safetensors", {"format": "pt"})
+    found, causes = verified(trained, folder, prompts=["Hi"])
+    missing = len(tensors) - len(kept)
+    assert not found["holds"] and missing > 0
+    assert causes[1][0].startswith(f"adapter: {missing} of the reference's {len(tensors)} tensors are missing: base_model")
+    assert "o_proj" in causes[1][0]
+
+
+def test_answers_that_memory_cannot_hold_are_refused(trained):
+    with pytest.raises(ValueError, match="prompts of 1000000000 new tokens need .* Take fewer prompts"):
+        verified(trained, trained / "f32.gguf", max_new_tokens=10**9)
+
+
 @pytest.mark.parametrize("case", ["Llama", "Granite 4", "Phi-3 without windows", "GLM-4"])
 def test_an_adapter_as_a_file_is_read_back(case, tmp_path):
     """Also where the file holds a layer in halves, or its rows in another order."""
@@ -156,6 +198,14 @@ def test_the_template_that_was_asked_for_is_the_right_one(trained, tmp_path, tar
     assert receipt["holds"] and receipt["forms"][1]["same_texts"] == 8
 
 
+def hub(trained, tmp_path):
+    """The same folders under names."""
+    for name in ("adapter", "model"):
+        cached(tmp_path / "hub", "models", f"some/{name}", (trained / name).iterdir())
+    cached(tmp_path / "hub", "datasets", "some/rows", [TINY.parent / "eval.jsonl"])
+    return tmp_path / "hub"
+
+
 def test_the_command_prints_writes_and_fails(trained, tmp_path):
     good = ("verify-export", trained / "adapter", trained / "f32.gguf", "--model", trained / "model", "--load_in_4bit", "false")
     shown = peer.run_cli(*good, "--receipt", tmp_path / "r.json").stdout
@@ -176,6 +226,13 @@ def test_the_command_prints_writes_and_fails(trained, tmp_path):
     )
     assert bad.returncode == 1 and "off: adapter:" in bad.stdout and "NOT the trained model" in bad.stdout
     assert json.loads((trained / "base.gguf.verify.json").read_text())["forms"][1]["prompts"] == 3
+    named = through_python(
+        *("verify-export", "some/adapter", trained / "f32.gguf", "--model", "some/model", "--load_in_4bit", "false"),
+        *("--data", "some/rows", "--receipt", tmp_path / "n.json"),
+        HF_HUB_CACHE=str(hub(trained, tmp_path)),
+    )
+    assert named.returncode == 0 and "perplexity" in named.stdout, named.stderr
+    assert json.loads((tmp_path / "n.json").read_text())["forms"][1]["perplexity"] > 1
     few = peer.run_cli("verify-export", trained / "adapter", check=False)
     assert few.returncode == 2 and "needs the trained model and what was exported" in few.stderr
 

@@ -19,7 +19,7 @@ using namespace qlorapp;
 namespace {
 
 /// Rows of many lengths, some of them packs, some without a target.
-std::vector<Example> make_rows(int64_t count) {
+std::vector<Example> uneven_rows(int64_t count) {
   at::manual_seed(8);
   std::vector<Example> rows;
   for (int64_t i = 0; i < count; ++i) {
@@ -44,7 +44,7 @@ struct Outcome {
 
 /// Steps over windows of `batches` micro-batches of all ranks; the last window of seven batches is partial.
 Outcome trained(CausalLM& model, Communicator* ranks, int64_t batches, bool in_bf16 = false) {
-  static const std::vector<Example> rows = make_rows(14);
+  static const std::vector<Example> rows = uneven_rows(14);
   GradScaler::Options scaling;
   scaling.enabled = false;
   TrainState state(model.arena(), {}, scaling);
@@ -127,7 +127,7 @@ struct FailsOnce {
 }  // namespace
 
 TEST_CASE("a rank that takes its window again does not meet the others again", "[train][cpu]") {
-  const std::vector<Example> rows = make_rows(4);
+  const std::vector<Example> rows = uneven_rows(4);
   std::vector<CausalLM> models;
   for (int i = 0; i < 2; ++i) models.push_back(tiny::make_model(at::kFloat, 0.0));
   std::vector<at::Tensor> values(2);

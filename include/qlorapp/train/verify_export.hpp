@@ -21,8 +21,9 @@ struct VerifyOptions {
   bool load_in_4bit = true;
   at::Device device = at::kCPU;
   std::vector<std::string>
-      prompts;                ///< A user's message each; of a model without template the text itself. Empty: default_prompts().
-  std::string data;           ///< File of rows, whose mean loss is compared, too; the reference makes tokens of them. May be empty.
+      prompts;  ///< A user's message each; of a model without template the text itself. Empty: default_prompts().
+  /// Files of rows, whose perplexity is compared, too; the reference makes tokens of them. May be empty.
+  std::vector<std::string> data;
   std::string chat_template;  ///< Of the reference, as ExportOptions::chat_template. May be empty.
   std::string
       text;  ///< Folder of every form's tokenizer and template, which a server is given beside them. Empty: each form's own.
@@ -44,7 +45,7 @@ struct VerifiedForm {
   double same_tokens = 0;           ///< Share of the reference's greedy tokens before the first that differs.
   double divergence = 0;            ///< Mean over the tokens of the reference's answers: KL divergence from the reference, nats.
   int64_t ended = 0;                ///< Answers that ended before max_new_tokens.
-  std::optional<double> loss;       ///< Mean over the targets of `data`.
+  std::optional<double> loss;       ///< Mean over the targets of `data`, the logarithm of the perplexity.
   std::vector<std::string> causes;  ///< What is wrong, a sentence each; empty: it is the trained model.
 };
 

@@ -15,7 +15,7 @@ from transformers import BitsAndBytesConfig
 from transformers.initialization import no_init_weights
 
 from .. import _C, quantizer_options
-from ..hub import folder_of
+from ..hub import folder_of, gguf_in
 from ..nn import Linear4bit
 from ..precision import as_dtype
 from . import foreign, lora4bit  # noqa: F401  (PEFT's layers over Linear4bit)
@@ -135,20 +135,16 @@ class AutoModelForCausalLM:
             host memory, from which the GPU copies each block while it computes the one before (base_on_host in docs/memory.md).
         base_sharding: "full" or "node" divides the frozen base over the processes of torchrun, all or those of each machine. The model is for
             training: each process holds a shard of every layer, and all make the same calls (docs/multi-gpu.md).
-        gguf_file: a GGUF file of the folder. Its blocks stay the frozen layers; with quantization_config they are quantized anew. The name of
+        gguf_file: a GGUF file of the folder or repository. Its blocks stay the frozen layers; with quantization_config they are quantized anew. The name of
             such a file in place of the folder's does the same.
         options: the config's attributes, as in transformers.
         For an adapter's folder it loads the base and then the adapter, by PEFT.
 
         @raises ValueError, FormatError, FileNotFoundError that name the folder or option.
         """
-        if gguf_file is not None:
-            pretrained_model_name_or_path = pathlib.Path(pretrained_model_name_or_path) / gguf_file
-            if not pretrained_model_name_or_path.is_file():
-                raise FileNotFoundError(
-                    f"[from_pretrained] gguf_file must be a file of the folder; {pretrained_model_name_or_path} is none."
-                )
         hub: dict[str, Any] = {"token": token, "local_files_only": local_files_only, "cache_dir": cache_dir}
+        if gguf_file is not None:
+            pretrained_model_name_or_path = gguf_in(pretrained_model_name_or_path, gguf_file, revision=revision, **hub)
         folder = _model_or_adapter(
             os.fspath(pretrained_model_name_or_path), revision=revision, subfolder=subfolder or None, **hub
         )
@@ -179,6 +175,11 @@ class AutoModelForCausalLM:
         wanted = as_dtype(wanted or config.dtype or torch.float32, "dtype")
         if options or cls._auto or foreign.is_foreign(config) or foreign.changed(config, folder):
             settled = quantized if quantized.load_in_4bit else None
+            if file := _C.gguf_of(str(folder)):
+                raise ValueError(
+                    f"[from_pretrained] the GGUF file {file} is for AutoModelForCausalLM, with its own config and no further options; got "
+                    f"{', '.join(options) or ('a changed config' if not cls._auto else cls.__name__)}. Load the checkpoint that the file was made of."
+                )
             wanted = _C.dtype_on(str(device), wanted)
             if base_on_host or base_sharding != "no":
                 raise ValueError(

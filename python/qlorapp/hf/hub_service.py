@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds models and rows for the qlorapp program: python hub_service.py model|config|train|eval|rows NAME [REVISION].
+"""Finds models and rows for the qlorapp program: python hub_service.py WHAT NAME REVISION|FOLDER.
 
-Prints one line of JSON: {"ok": […]} or {"error": "one line"}. It does not load the library. Progress goes to standard error.
+Answers {"ok": […]} or {"error": "one line"} on standard input, which is a socket. It does not load the library.
 
-    model, config   a repository's folder in huggingface_hub's cache, with its weights or its config.json alone
+    model, config   of a revision ("": the newest) the folder in huggingface_hub's cache, with its weights or its config.json alone
     train, eval     files of rows of a split of a dataset's repository; parquet as rows does
-    rows            a parquet file's rows as a new .jsonl file in TMPDIR, which the caller removes
+    rows            a parquet file's rows as a new .jsonl file in FOLDER, which is the caller's
 """
 
 import sys
@@ -18,6 +18,7 @@ import math
 import os
 import pathlib
 import re
+import socket
 import tempfile
 from typing import Any
 
@@ -36,18 +37,14 @@ def needs(package: str, wanted: str) -> Any:
         raise ValueError(f"{wanted} needs the package {package.split('.')[0]}: pip install {package.split('.')[0]}") from None
 
 
-def as_jsonl(path: str) -> str:
+def as_jsonl(path: str, into: str) -> str:
     """The rows of a parquet file, a JSON object a line. Holds one batch of rows."""
     parquet = needs("pyarrow.parquet", "a parquet file")
-    number, name = tempfile.mkstemp(prefix="qlorapp-rows-", suffix=".jsonl")
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as out, parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(BATCH):
-                for row in batch.to_pylist():
-                    out.write(json.dumps(without_nan(row), ensure_ascii=False, default=str) + "\n")
-    except BaseException:
-        os.unlink(name)
-        raise
+    number, name = tempfile.mkstemp(prefix=pathlib.Path(path).stem + "-", suffix=".jsonl", dir=into)
+    with os.fdopen(number, "w", encoding="utf-8") as out, parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(BATCH):
+            for row in batch.to_pylist():
+                out.write(json.dumps(without_nan(row), ensure_ascii=False, default=str) + "\n")
     return name
 
 
@@ -65,7 +62,7 @@ def snapshot(name: str, revision: str | None, kind: str, patterns: list[str]) ->
     return pathlib.Path(hub.snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=patterns))
 
 
-def rows_of(folder: pathlib.Path, split: str) -> list[str]:
+def rows_of(folder: pathlib.Path, split: str, into: str) -> list[str]:
     """The files of the split; for training all files, where no name says a split."""
     files = sorted(path for path in folder.rglob("*") if path.name.endswith(ROWS) and path.name != "dataset_infos.json")
     if not files:
@@ -79,7 +76,7 @@ def rows_of(folder: pathlib.Path, split: str) -> list[str]:
     if not chosen[split]:
         names = ", ".join(str(path.relative_to(folder)) for path in files[:5])
         raise ValueError(f"no file is named for {split} ({', '.join(SPLITS[split])}); there is {names}. Give one of {folder}")
-    return [as_jsonl(str(path)) if path.suffix == ".parquet" else str(path) for path in chosen[split]]
+    return [as_jsonl(str(path), into) if path.suffix == ".parquet" else str(path) for path in chosen[split]]
 
 
 def is_of(path: str, words: str) -> bool:
@@ -87,25 +84,25 @@ def is_of(path: str, words: str) -> bool:
     return re.search(rf"(?:^|[-._ 0-9/])(?:{words})(?:[-._ 0-9/]|$)", path.lower()) is not None
 
 
-def find(what: str, name: str, revision: str | None) -> list[str]:
+def find(what: str, name: str, where: str) -> list[str]:
     if what == "rows":
-        return [as_jsonl(name)]
+        return [as_jsonl(name, where)]
     if what in SPLITS:
-        return rows_of(snapshot(name, revision, "dataset", [f"*{end}" for end in ROWS]), what)
-    folder = snapshot(name, revision, "model", ["config.json"] if what == "config" else MODEL)
-    if not (folder / "config.json").is_file():
+        return rows_of(snapshot(name, None, "dataset", [f"*{end}" for end in ROWS]), what, where)
+    folder = snapshot(name, where or None, "model", ["config.json"] if what == "config" else MODEL)
+    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise ValueError(f"{folder} has no config.json")
     return [str(folder)]
 
 
 def main() -> None:
-    what, name, *revision = sys.argv[1:]
     try:
-        reply: dict[str, Any] = {"ok": find(what, name, revision[0] if revision else None)}
+        reply: dict[str, Any] = {"ok": find(*sys.argv[1:])}
     except Exception as error:  # huggingface_hub's, pyarrow's, OSError: the type depends on the version
         lines = str(error).strip().splitlines() or ["no message"]
         reply = {"error": f"{type(error).__name__}: {lines[0]}"}
-    print(json.dumps(reply), flush=True)
+    with socket.socket(fileno=os.dup(0)) as channel:
+        channel.sendall(json.dumps(reply).encode())
 
 
 if __name__ == "__main__":
