@@ -49,7 +49,8 @@ std::string export_model(const std::string& model, const std::string& adapter, c
   only_with("ollama_base", !options.ollama_base.empty(), target == "ollama", "ollama");
   only_with("base", options.merge.base.has_value(), !alone, "a merged model");
   only_with("chat_template", !options.chat_template.empty(), target == "gguf" || target == "ollama", "gguf and ollama");
-  only_with("importance", static_cast<bool>(options.importance), !alone && (target == "gguf" || target == "ollama"), "gguf and ollama");
+  only_with("importance", static_cast<bool>(options.importance), !alone && (target == "gguf" || target == "ollama"),
+            "gguf and ollama");
   only_with("type", !options.type.empty(), target != "merged" && (target != "adapter_for" || options.adapter_for == "llama.cpp"),
             "gguf, gguf_adapter and ollama");
   QLORAPP_CHECK_VALUE(!adapter.empty() || (!alone && target != "merged"), "[export] {} needs an adapter.",

@@ -73,9 +73,7 @@ SCENARIOS = {
             more=(("NOEXCHANGE", "1"),),
         ),
         Scenario(*["quantize", *["quantize --model {made}/model --output {out}"] * 3]),
-        Scenario(
-            *["export", *["export --model {made}/model --adapter {made}/trained --ollama {out} --type Q8_0 --verify false"] * 3]
-        ),
+        Scenario(*["export", *["export --model {made}/text --ollama {out} --type Q8_0 --verify false"] * 3]),
         Scenario(*["merge", *["merge --model {made}/model --adapter {made}/trained --output {out}"] * 3]),
     )
 }
@@ -315,6 +313,9 @@ def make_inputs(made: pathlib.Path) -> None:
 
     peer.write_llama(made / "model", num_hidden_layers=1, hidden_size=64, intermediate_size=64)
     peer.write_rows(made / "rows.jsonl", 8)
+    peer.write_llama(made / "text", num_hidden_layers=1, hidden_size=64, intermediate_size=64, vocab_size=704)
+    for file in (ROOT / "examples" / "data" / "tiny-llama").glob("*token*.json"):
+        shutil.copy(file, made / "text")
     done = run(TRAIN, made, made / "trained")
     assert done.returncode == 0, done.stderr
 

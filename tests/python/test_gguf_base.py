@@ -216,7 +216,7 @@ def test_other_names_of_a_split_are_llama_cpps(name, tmp_path):
     ours = tokenizers.Tokenizer.from_file(f"{_C.model_folder(str(file))}/tokenizer.json")
     theirs = LlamaCpp(file)
     for text in hostile():
-        assert ours.encode(text, add_special_tokens=False).ids == theirs.tokenize(text), text
+        assert ours.encode(text).ids == theirs.tokenize(text), text
 
 
 def test_a_factor_alone_stretches_positions(tmp_path):
@@ -369,9 +369,8 @@ def test_bad_input(tmp_path):
     file = exported(folder, "Q8_0")
     with pytest.raises(FileNotFoundError, match="gguf_file must be a file of the folder"):
         qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="none.gguf")
-    for options in ({"num_hidden_layers": 1}, {"attn_implementation": "eager", "output_hidden_states": True}):
-        with pytest.raises(ValueError, match="the GGUF file .* is for AutoModelForCausalLM, with its own config"):
-            qlorapp.AutoModelForCausalLM.from_pretrained(file, **options)
+    with pytest.raises(ValueError, match="the GGUF file .* is for AutoModelForCausalLM, with its own config"):
+        qlorapp.AutoModelForCausalLM.from_pretrained(file, num_hidden_layers=1)
     with pytest.raises(ValueError, match="is for AutoModelForCausalLM.*got AutoModelForSequenceClassification"):
         qlorapp.AutoModelForSequenceClassification.from_pretrained(file)
     planned = peer.run_cli("plan", "--model", folder, "--requantize", "nf4", "--gpu", "T4", check=False)
