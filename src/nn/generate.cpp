@@ -70,6 +70,7 @@ std::vector<std::vector<int64_t>> generate(CausalLM& model, const std::vector<st
     if (penalized) seen[row].insert(prompts[row].begin(), prompts[row].end());
   }
   GenerationCache cache = make_cache(model, std::ssize(prompts), longest + options.max_new_tokens);
+  cache.adapters_are_constant = true;
   int64_t before = 0;  // positions of the longest row
   for (int64_t position = 0; position < options.max_new_tokens && !rows.empty(); ++position) {
     const auto length = [&](int64_t row) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "nn/decode_steps.hpp"
 #include "nn/decoder.hpp"
 #include "nn/step_context.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
@@ -71,11 +72,12 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
   const at::NoGradGuard no_grad;
   Decoder& decoder = model.decoder();
   std::vector<int64_t> positions, slots, row_starts{0}, last;
-  CacheRows where;
+  CacheRows where{.capacity = cache.capacity, .all_new = true};
   for (size_t i = 0; i < rows.size(); ++i) {
     int64_t& length = cache.lengths[static_cast<size_t>(rows[i])];
     QLORAPP_CHECK_VALUE(length + counts[i] <= cache.capacity, "[generate] the cache holds {} positions a row; {} are needed.",
                         cache.capacity, length + counts[i]);
+    where.all_new = where.all_new && length == 0 && counts[i] > 0;
     where.starts.push_back(rows[i] * cache.capacity);
     for (int64_t k = 0; k < counts[i]; ++k) {
       positions.push_back(length + k);
@@ -86,17 +88,23 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
     row_starts.push_back(row_starts.back() + counts[i]);
     last.push_back(row_starts.back() - 1);
   }
+  if (!cache.steps) cache.steps = std::make_shared<DecodeSteps>();
+  if (!where.all_new && std::ranges::all_of(counts, [](int64_t count) { return count == 1; }))
+    return cache.steps->forward(model, tokens, rows, cache);
   const auto on_device = [&](const std::vector<int64_t>& values) {
     return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(model.device());
   };
   where.slots = on_device(slots);
+  const bool stacked = decoder.on_gpu() && tokens.size(0) > kFewTokens;
   const StepContext context{.rotations = decoder.rope().reserve(std::ranges::max(where.lengths)),
                             .positions = on_device(positions),
                             .row_starts = row_starts,
                             .training = false,
+                            .stacked = stacked,
                             .deterministic = model.settings().deterministic(),
                             .offload = nullptr,
                             .weights = decoder.weight_stream(),
+                            .adapters = stacked ? nullptr : cache.steps->adapters(model, cache.adapters_are_constant),
                             .memory = {}};
   at::Tensor x = model.adapters().embed(tokens);
   for (size_t i = 0; i < decoder.blocks().size(); ++i) {

@@ -15,6 +15,7 @@
 
 namespace qlorapp {
 
+class DecodeAdapters;
 class InputSquares;
 class WeightStream;
 
@@ -48,6 +49,9 @@ class RopeTables {
   at::Device device_ = at::kCPU;
 };
 
+/// Up to so many tokens of a pass reading the weights is all: a GPU multiplies each projection on its own then.
+inline constexpr int64_t kFewTokens = 64;
+
 struct StepContext {
   std::vector<Rotation> rotations;        ///< By ModelConfig::ropes.
   at::Tensor positions;                   ///< (M) int64.
@@ -61,6 +65,7 @@ struct StepContext {
   std::shared_ptr<InputOffload> offload;  ///< Takes inputs that are kept on the host; null on a CPU and where none are.
   std::shared_ptr<WeightStream> weights;  ///< Brings the blocks' frozen weights; null if they are on the device.
   std::shared_ptr<InputSquares> squares = nullptr;  ///< Sees the inputs of linear layers; null: nobody asks.
+  std::shared_ptr<const DecodeAdapters> adapters = nullptr;  ///< In place of the blocks' own; null: those. Nothing is kept for backward then.
   MemorySettings memory;
   int64_t first_row = 0;  ///< Of the rows at hand among the micro-batch's: where a tile's part of a dropout mask begins.
 

@@ -13,12 +13,6 @@
 #include "qlorapp/nn/batch.hpp"
 
 namespace qlorapp {
-namespace {
-
-constexpr int64_t kFewTokens = 64;
-
-}  // namespace
-
 StepSettings::StepSettings(std::shared_ptr<Decoder> decoder)
     : decoder_(std::move(decoder)), segments_(keep_in_each_block(std::ssize(decoder_->blocks()), Keep::kEverything)) {
   memory_.base_on_host = decoder_->residency() == Residency::kHost;

@@ -40,4 +40,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tens
 at::Tensor attention_with_cache(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::IntArrayRef row_starts,
                                 at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window = 0);
 
+/// attention_with_cache() of one query a row, in one launch: where its keys are is read on the device, so that the launch can be recorded.
+/// @param cache_starts, cache_lengths  int64 (R) on the device of q; lengths of at least 1.  @param longest  none is above it.
+/// Softmax and sums in float32; probabilities are rounded to 16 bits on a GPU, as flash attention does.
+at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cache_starts,
+                            const at::Tensor& cache_lengths, int64_t longest, double scale, int64_t window = 0);
+/// Whether the device has such a launch: a GPU, for 16 bits.
+[[nodiscard]] bool has_decode_attention(at::Device device, at::ScalarType dtype, int64_t head_dim);
+
 }  // namespace qlorapp::ops

@@ -139,6 +139,19 @@ Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, a
   return op.call(q, k, v, row_starts, cache_starts, cache_lengths, scale, window);
 }
 
+Tensor decode_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cache_starts, const Tensor& cache_lengths,
+                        int64_t longest, double scale, int64_t window) {
+  static const auto op = Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, double,
+                                         int64_t)>("qlorapp::decode_attention");
+  return op.call(q, k, v, cache_starts, cache_lengths, longest, scale, window);
+}
+
+bool has_decode_attention(at::Device device, at::ScalarType dtype, int64_t head_dim) {
+  if (!device.is_cuda()) return false;
+  static const auto op = Operator<bool(at::ScalarType, int64_t, int64_t)>("qlorapp::has_decode_attention");
+  return op.call(dtype, head_dim, device.index());
+}
+
 Two linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets, const std::optional<Tensor>& grad_scale,
                          bool need_gradient, int64_t chunk_rows, int64_t target_count, LogitRule logits,
                          const std::optional<Tensor>& statistics) {

@@ -229,6 +229,18 @@ inline void check_attention_with_cache(std::string_view op, const at::Tensor& q,
   }
 }
 
+inline void check_decode_attention(std::string_view op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                   const at::Tensor& cache_starts, const at::Tensor& cache_lengths, int64_t longest) {
+  check_heads(op, q, k, v);
+  for (const at::Tensor* each : {&cache_starts, &cache_lengths}) {
+    TORCH_CHECK_VALUE(each->scalar_type() == at::kLong && each->dim() == 1 && each->sym_size(0) == q.sym_size(0) &&
+                          each->is_contiguous(),
+                      "[", op, "] cache_starts and cache_lengths must be int64 and contiguous, one entry a query; got ",
+                      each->scalar_type(), " ", each->sym_sizes(), " for ", q.sym_size(0), " queries. Convert them.");
+  }
+  TORCH_CHECK_VALUE(longest >= 1, "[", op, "] longest must be at least 1; got ", longest, ". Pass the most keys that a row has.");
+}
+
 inline void check_embedding(std::string_view op, const at::Tensor& weight, const at::Tensor& tokens) {
   check_floating(op, "weight", weight);
   TORCH_CHECK_TYPE(tokens.scalar_type() == at::kLong, "[", op, "] tokens must be int64; got ", tokens.scalar_type(),

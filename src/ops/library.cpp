@@ -108,6 +108,11 @@ TORCH_LIBRARY(qlorapp, m) {
   m.def(
       "attention_with_cache(Tensor q, Tensor k, Tensor v, int[] row_starts, int[] cache_starts, int[] cache_lengths, float scale, "
       "int window=0) -> Tensor");
+  // The same of one query a row; cache_starts and cache_lengths, int64 (R), are on the device, and no length is above `longest`.
+  m.def(
+      "decode_attention(Tensor q, Tensor k, Tensor v, Tensor cache_starts, Tensor cache_lengths, int longest, float scale, "
+      "int window=0) -> Tensor");
+  m.def("has_decode_attention(ScalarType dtype, int head_dim, int device) -> bool");  // on a GPU
   // weight (V, D), tokens int64 (M) → (M, D): rows of the frozen table.
   m.def("embedding(Tensor weight, Tensor tokens) -> Tensor");
   // Summed loss over rows with a target >= 0, float32 (); gradient of that sum times grad_scale (float32 (), default 1), shape and

@@ -104,6 +104,19 @@ PartSaved AttentionPart::attention_of(PartSaved saved) const {
   return kept;
 }
 
+at::Tensor AttentionPart::cached_attention(const Heads& heads, const CacheRows& rows, const KeyValueCache& entries,
+                                           const StepContext& context) const {
+  const int64_t window = data_.shape.layer.window;
+  if (rows.device_starts.defined())
+    return ops::decode_attention(heads.q, entries.keys, entries.values, rows.device_starts, rows.device_lengths, rows.capacity,
+                                 scale(), window);
+  if (rows.all_new)
+    return std::get<0>(
+        ops::attention(heads.q, heads.k, heads.v, context.row_starts, scale(), context.deterministic, window));
+  return ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths, scale(),
+                                   window);
+}
+
 at::Tensor AttentionPart::forward(Wide n, const Call& call, at::Tensor into) const {
   const BlockShape& shape = data_.shape;
   const StepContext& context = call.context;
@@ -125,9 +138,7 @@ at::Tensor AttentionPart::forward(Wide n, const Call& call, at::Tensor into) con
       const auto& [rows, entries] = *call.cache;
       entries.keys.index_copy_(0, rows.slots, heads.k);
       entries.values.index_copy_(0, rows.slots, heads.v);
-      attended = ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths,
-                                           scale(), shape.layer.window)
-                     .reshape({tokens, q});
+      attended = cached_attention(heads, rows, entries, context).reshape({tokens, q});
     } else if (!is_kept) {
       auto [out, lse] =
           ops::attention(heads.q, heads.k, heads.v, context.row_starts, scale(), context.deterministic, shape.layer.window);

@@ -31,6 +31,9 @@ class AttentionPart final : public BlockPart {
   [[nodiscard]] size_t kept() const override { return kCount; }
   /// As attention sees them: q and k turned in place (`turn`: now, else they are), where they are not normed afterwards, or formed anew.
   [[nodiscard]] Heads heads_of(const at::Tensor& qkv, bool turn, const StepContext& context) const;
+  /// (M, H, d): what the step's queries see of the rows' keys, which the cache has already.
+  [[nodiscard]] at::Tensor cached_attention(const Heads& heads, const CacheRows& rows, const KeyValueCache& entries,
+                                            const StepContext& context) const;
   /// The way back: [dq | dk | dv] as the gradient of `qkv`. @param heads  of heads_of().
   void heads_back(const at::Tensor& packed, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& qkv,
                   const Heads& heads, const StepContext& context) const;

@@ -7,6 +7,8 @@
 #include <ATen/ATen.h>
 
 #include "adapters/lora_projection.hpp"
+#include "../../adapters/products.hpp"
+#include "nn/decode_adapters.hpp"
 #include "nn/input_squares.hpp"
 #include "nn/views.hpp"
 
@@ -86,12 +88,50 @@ void ProjectionGroup::project(at::Tensor y, const Wide& x, const StepContext& co
     return;
   }
   const at::Tensor values = x.values();
+  if (context.adapters && u.empty()) return project_few(y, values, context);
   const std::span<const FrozenWeight> all = weights(context);
   for (size_t i = 0; i < count_; ++i) {
     at::Tensor part = columns(y, column, all[i].out_features());
     const at::Tensor own = bias().defined() ? bias().narrow(0, column, part.size(1)) : at::Tensor();
     at::Tensor product = lora_projection_forward(part, values, all[i], adapter(i), dropout(i, context), own);
     if (!u.empty()) u[i] = std::move(product);
+    column += part.size(1);
+  }
+}
+
+void ProjectionGroup::project_few(const at::Tensor& y, const at::Tensor& x, const StepContext& context) const {
+  const std::span<const FrozenWeight> all = weights(context);
+  const auto adapters = std::span(context.adapters->block(data_.index)).subspan(begin_, count_);
+  // Matrices A that follow each other in memory are one; of others each is multiplied on its own.
+  int64_t rank = 0;
+  const at::Tensor* first = nullptr;
+  bool together = true;
+  for (const auto& adapter : adapters) {
+    if (!adapter) continue;
+    if (first == nullptr) first = &adapter->a;
+    together = together && adapter->a.storage_offset() == first->storage_offset() + rank * first->size(1);
+    rank += adapter->a.size(0);
+  }
+  at::Tensor u;
+  if (rank > 0 && together) u = at::mm(x, transposed(first->as_strided({rank, first->size(1)}, first->strides())));
+  int64_t column = 0, inner = 0;
+  for (size_t i = 0; i < count_; ++i) {
+    at::Tensor part = columns(y, column, all[i].out_features());
+    const at::Tensor own = bias().defined() ? bias().narrow(0, column, part.size(1)) : at::Tensor();
+    const auto& adapter = adapters[i];
+    const bool begins_as_bias = own.defined() && !(adapter && adapter->scale.defined());
+    if (begins_as_bias) part.copy_(own.expand_as(part));
+    all[i].forward_out(part, x, begins_as_bias);
+    if (adapter) {
+      const int64_t r = adapter->a.size(0);
+      const at::Tensor of_layer = together ? columns(u, inner, r) : at::mm(x, transposed(adapter->a));
+      add_product(part, of_layer, transposed(adapter->b), adapter->scaling);
+      inner += r;
+      if (adapter->scale.defined()) {
+        part.mul_(adapter->scale);
+        if (own.defined()) part.add_(own);
+      }
+    }
     column += part.size(1);
   }
 }

@@ -50,6 +50,8 @@ class ProjectionGroup {
                      std::span<const LoraGradients> gradients) const;
 
  private:
+  /// project() of few tokens, by StepContext::adapters.
+  void project_few(const at::Tensor& y, const at::Tensor& x, const StepContext& context) const;
   [[nodiscard]] ProjectionStack stack(const StepContext& context) const;
   [[nodiscard]] Float8Stack float8_stack(const StepContext& context) const;
   [[nodiscard]] std::span<const FrozenWeight> weights(const StepContext& context) const;

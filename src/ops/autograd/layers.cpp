@@ -319,6 +319,7 @@ TORCH_LIBRARY_IMPL(qlorapp, Autograd, m) {
   m.impl("attention_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("embedding", torch::autograd::autogradNotImplementedFallback());
   m.impl("attention_with_cache", torch::autograd::autogradNotImplementedFallback());
+  m.impl("decode_attention", torch::autograd::autogradNotImplementedFallback());
 }
 
 }  // namespace qlorapp::ops::autograd

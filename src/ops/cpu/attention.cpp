@@ -9,6 +9,7 @@
 // them sees, and a mask of (panel, keys).
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -228,12 +229,24 @@ at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, 
   return out;
 }
 
+at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cache_starts,
+                            const at::Tensor& cache_lengths, int64_t longest, double scale, int64_t window) {
+  check_decode_attention("decode_attention", q, k, v, cache_starts, cache_lengths, longest);
+  std::vector<int64_t> row_starts(static_cast<size_t>(q.size(0)) + 1);
+  std::iota(row_starts.begin(), row_starts.end(), int64_t{0});
+  const auto list = [&](const at::Tensor& x) {
+    return at::IntArrayRef(x.const_data_ptr<int64_t>(), static_cast<size_t>(x.numel()));
+  };
+  return attention_with_cache(q, k, v, row_starts, list(cache_starts), list(cache_lengths), scale, window);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
   m.impl("attention", attention);
   m.impl("attention_backward", attention_backward);
   m.impl("attention_with_cache", attention_with_cache);
+  m.impl("decode_attention", decode_attention);
 }
 
 }  // namespace qlorapp::ops

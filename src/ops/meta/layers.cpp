@@ -120,6 +120,12 @@ Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, a
   return empty(q.sym_sizes(), q);
 }
 
+Tensor decode_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cache_starts, const Tensor& cache_lengths,
+                        int64_t longest, double, int64_t) {
+  check_decode_attention("decode_attention", q, k, v, cache_starts, cache_lengths, longest);
+  return empty(q.sym_sizes(), q);
+}
+
 Tensor embedding(const Tensor& weight, const Tensor& tokens) {
   check_embedding("embedding", weight, tokens);
   return at::empty_symint({tokens.sym_size(0), weight.sym_size(1)}, weight.options().device(tokens.device()));
@@ -156,6 +162,7 @@ TORCH_LIBRARY_IMPL(qlorapp, Meta, m) {
   m.impl("attention", attention);
   m.impl("attention_backward", attention_backward);
   m.impl("attention_with_cache", attention_with_cache);
+  m.impl("decode_attention", decode_attention);
   m.impl("linear_cross_entropy", linear_cross_entropy);
 }
 

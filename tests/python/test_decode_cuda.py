@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes of one token a row on a GPU: attention in one launch, recorded steps, adapters in 16 bits."""
+
+import peft
+import pytest
+import qlorapp
+import torch
+from peer import write_llama
+from qlorapp import _C
+
+pytestmark = pytest.mark.usefixtures("cuda")
+VOCABULARY = 256
+
+
+def expected(q, k, v, starts, lengths, scale, window):
+    """In float64, a row after the other."""
+    out = []
+    for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        first = max(0, length - window) if window else 0
+        keys, values = (
+            x[start + first : start + length].double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v)
+        )
+        scores = torch.einsum("hd,nhd->hn", q[row].double(), keys) * scale
+        out.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), values))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"),
+    [(32, 8, 128), (8, 8, 64), (4, 1, 256), (24, 8, 128), (32, 2, 128), (6, 3, 96), (5, 1, 80), (3, 3, 8)],
+)
+@pytest.mark.parametrize(("capacity", "window"), [(40, 0), (3000, 0), (700, 64), (90, 1)])
+@pytest.mark.parametrize("rows", [1, 3, 70])
+def test_attention_of_one_query_a_row(dtype, heads, kv_heads, dim, capacity, window, rows):
+    torch.manual_seed(heads * dim + rows)
+    k, v = (torch.randn(rows * capacity, kv_heads, dim, device="cuda", dtype=dtype) for _ in range(2))
+    q = torch.randn(rows, heads + 2, dim, device="cuda", dtype=dtype)[:, :heads]
+    lengths = torch.randint(1, capacity + 1, (rows,))
+    lengths[0] = capacity
+    starts = torch.randperm(rows) * capacity
+    found = torch.ops.qlorapp.decode_attention(q, k, v, starts.cuda(), lengths.cuda(), capacity, dim**-0.5, window)
+    exact = expected(q, k, v, starts.tolist(), lengths.tolist(), dim**-0.5, window)
+    bound = 2e-3 if dtype == torch.float16 else 1.6e-2
+    torch.testing.assert_close(found.double(), exact, atol=bound, rtol=bound)
+
+
+def test_keys_that_are_not_the_rows_change_nothing():
+    k, v = (torch.full((64, 1, 64), float("nan"), device="cuda", dtype=torch.float16) for _ in range(2))
+    k[10:27], v[10:27] = torch.randn(17, 1, 64, device="cuda").half(), torch.randn(17, 1, 64, device="cuda").half()
+    q = torch.randn(1, 2, 64, device="cuda", dtype=torch.float16)
+    starts, lengths = torch.tensor([10], device="cuda"), torch.tensor([17], device="cuda")
+    found = torch.ops.qlorapp.decode_attention(q, k, v, starts, lengths, 54, 0.125)
+    torch.testing.assert_close(found.double(), expected(q, k, v, [10], [17], 0.125, 0), atol=2e-3, rtol=2e-3)
+
+
+def test_bad_input_of_the_operator():
+    q = torch.randn(2, 2, 64, device="cuda", dtype=torch.float16)
+    k, starts = torch.randn(64, 1, 64, device="cuda", dtype=torch.float16), torch.tensor([0, 9], device="cuda")
+    for lengths, longest, message in (
+        (starts.int(), 9, "must be int64"), (starts[:1], 9, "one entry a query"), (starts, 0, "longest must be at least 1"), (starts.cpu(), 9, "cache_lengths must be on")
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            torch.ops.qlorapp.decode_attention(q, k, k, starts, lengths, longest, 0.125)
+    with pytest.raises(ValueError, match="on this GPU q must be 16 bits"):
+        torch.ops.qlorapp.decode_attention(q.float(), k.float(), k.float(), starts, starts, 9, 0.125)
+
+
+def model_of(folder, dtype, lora=None, **config):
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY,
+    }
+    write_llama(folder, **{**sizes, **config})
+    four_bits = qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map="cuda", quantization_config=four_bits)
+    if lora is not None:
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **lora))
+        torch.manual_seed(5)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.05)
+    return model.eval()
+
+
+def core_of(model):
+    return (model.get_base_model() if hasattr(model, "get_base_model") else model).forward.engine.core
+
+
+LORAS = {
+    "none": None, "r8": {"r": 8, "lora_alpha": 16}, "dora": {"r": 4, "use_dora": True},
+    "some": {"r": 8, "rank_pattern": {"q_proj": 2, "v_proj": 24}, "exclude_modules": ["k_proj", "down_proj"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("lora", LORAS)
+def test_each_step_is_the_whole_pass(dtype, lora, tmp_path):
+    """Before it is recorded, as it is, and replayed; with rows of other lengths, and after the adapter is turned off and changed."""
+    model = model_of(tmp_path / "m", dtype, LORAS[lora])
+    core = core_of(model)
+    rows = [torch.randint(0, VOCABULARY, (length,)).tolist() for length in (5, 1, 17)]
+    cache = _C.make_cache(core, 3, 8)
+    _C.forward_cached(core, cache, torch.tensor(sum(rows, [])), [len(row) for row in rows])
+    bound = 1e-2 if dtype == torch.float16 else 6e-2
+
+    def step():
+        tokens = torch.randint(0, VOCABULARY, (3,))
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            row.append(token)
+        hidden = _C.forward_cached(core, cache, tokens, [1, 1, 1])
+        head = model.get_output_embeddings().weight
+        with torch.no_grad():
+            for row, ids in enumerate(rows):
+                whole = model(input_ids=torch.tensor([ids], device="cuda")).logits[0, -1]
+                torch.testing.assert_close((hidden[row] @ head.T).float(), whole.float(), atol=bound, rtol=bound)
+
+    for _ in range(12):
+        step()
+    if lora == "none":
+        return
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(1.5)
+    # Keys of earlier tokens are those of the adapter before: so the rows begin again.
+    cache = _C.make_cache(core, 3, 64)
+    _C.forward_cached(core, cache, torch.tensor(sum(rows, [])), [len(row) for row in rows])
+    for _ in range(8):
+        step()
+
+
+def test_rows_leave_and_the_others_go_on(tmp_path):
+    model = model_of(tmp_path / "m", torch.float16, LORAS["r8"])
+    core = core_of(model)
+    prompts = [torch.randint(0, VOCABULARY, (3 + 7 * i % 11,)).tolist() for i in range(9)]
+    ends = {row: 2 + 3 * row for row in range(9)}
+    seen = {row: 0 for row in range(9)}
+
+    def on_token(row, token):
+        seen[row] += 1
+        return seen[row] < ends[row]
+
+    together = _C.generate(core, prompts, max_new_tokens=40, on_token=on_token)
+    assert [len(found) for found in together] == list(ends.values())
+    for row, prompt in enumerate(prompts):
+        alone = _C.generate(core, [prompt], max_new_tokens=ends[row])[0]
+        for i, (own, other) in enumerate(zip(alone, together[row], strict=True)):
+            if own == other:
+                continue
+            ids = torch.tensor([prompt + alone[:i]], device="cuda")  # two tokens that are nearly alike
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0, -1].float()
+            assert abs(logits[own] - logits[other]) < 0.02 * logits.std()
+            break
+
+
+@pytest.mark.parametrize("architecture", ["window", "norms"])
+def test_other_families_take_the_same_way(architecture, tmp_path):
+    import transformers
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64,
+             "num_hidden_layers": 3, "vocab_size": VOCABULARY}  # fmt: skip
+    if architecture == "window":
+        config = transformers.Gemma3TextConfig(
+            **sizes, sliding_window=8, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+        )
+    else:
+        config = transformers.Qwen3Config(**sizes)
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "m")
+    four_bits = qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "m", dtype=torch.float16, device_map="cuda", quantization_config=four_bits
+    ).eval()
+    ids = torch.randint(0, VOCABULARY, (2, 9), device="cuda")
+    with torch.no_grad():
+        out = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=14, min_new_tokens=14, do_sample=False
+        )
+        whole = model(input_ids=out).logits[:, 8:-1]
+    chosen, best = whole.gather(-1, out[:, 9:, None])[..., 0], whole.max(-1).values
+    assert ((best - chosen) < 0.02 * whole.std()).all()
