@@ -101,6 +101,9 @@ def main():
             model.eval()
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
             core = base.forward.engine.core
+            with torch.no_grad():
+                model(input_ids=torch.tensor([[5]], device="cuda"))
+            assert core.has_adapters == (adapters != "none")
             for batch in given.batches:
                 prompts = ids_of(batch, model.config.vocab_size).tolist()
                 report("C++", adapters, batch, lambda count, prompts=prompts: _C.generate(core, prompts, max_new_tokens=count))

@@ -19,7 +19,7 @@
 namespace qlorapp::cuda {
 namespace {
 
-constexpr int kWarps = 4, kHeads = 8, kKeys = 16;
+constexpr int kWarps = 4, kHeads = 8, kKeys = 16, kMostSplits = 256;
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 constexpr float kLog2E = 1.4426950408889634F;
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ void multiply_heads(float (&sum)[2], uint32_t a0, uin
 template <class T, int kDim>
 __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ DecodeAttention work) {
   constexpr int kKeyLoads = kDim / 32, kValueLoads = kDim / 64;
-  __shared__ float shared[kHeads * kDim];
+  __shared__ float shared[kWarps * kHeads * kDim];
   __shared__ float shared_max[kWarps][kHeads], shared_sum[kWarps][kHeads];
   const int lane = static_cast<int>(threadIdx.x % 32U), warp = static_cast<int>(threadIdx.x / 32U);
   const int g = lane / 4, t = lane % 4;
@@ -147,61 +147,74 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ De
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) total += shared_sum[w][g] * exp2f(shared_max[w][g] - all);
   const float own = exp2f(most - all);
-  for (int w = 0; w < kWarps; ++w) {
-    if (w == warp) {
 #pragma unroll
-      for (int c = 0; c < kValueLoads; ++c)
+  for (int c = 0; c < kValueLoads; ++c)
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < 8; ++i)
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float& place = shared[g * kDim + c * 64 + 16 * t + 8 * half + i];
-            place = (w == 0 ? 0.0F : place) + out[c][i][half] * own;
-          }
-    }
-    __syncthreads();
-  }
+      for (int half = 0; half < 2; ++half)
+        shared[(warp * kHeads + g) * kDim + c * 64 + 16 * t + 8 * half + i] = out[c][i][half] * own;
+  __shared__ float totals[kHeads], largest_of[kHeads];
+  if (warp == 0 && t == 0) totals[g] = total, largest_of[g] = all;
+  __syncthreads();
+  const auto joined = [&](int i) {
+    const float* const from = shared + i / dim * kDim + i % dim;
+    float value = from[0];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) value += from[w * kHeads * kDim];
+    return value;
+  };
   if (work.splits == 1) {
-    if (t == 0 && warp == 0) shared_sum[0][g] = total;
-    __syncthreads();
     T* const to = static_cast<T*>(work.out) + (row * work.heads + first_head) * dim;
     for (int i = static_cast<int>(threadIdx.x); i < heads * dim; i += 32 * kWarps)
-      to[i] = from_float<T>(shared[i / dim * kDim + i % dim] / shared_sum[0][i / dim]);
+      to[i] = from_float<T>(joined(i) / totals[i / dim]);
     return;
   }
   // [row][head][split]: the elements, then maximum and sum.
   const int64_t width = dim + 2;
   float* const parts = work.partial + ((row * work.heads + first_head) * work.splits + blockIdx.x) * width;
   for (int i = static_cast<int>(threadIdx.x); i < heads * dim; i += 32 * kWarps)
-    parts[i / dim * work.splits * width + i % dim] = shared[i / dim * kDim + i % dim];
-  if (warp == 0 && t == 0 && g < heads) {
-    parts[g * work.splits * width + dim] = all;
-    parts[g * work.splits * width + dim + 1] = total;
+    parts[i / dim * work.splits * width + i % dim] = joined(i);
+  if (static_cast<int>(threadIdx.x) < heads) {
+    parts[threadIdx.x * work.splits * width + dim] = largest_of[threadIdx.x];
+    parts[threadIdx.x * work.splits * width + dim + 1] = totals[threadIdx.x];
   }
 }
 
 /// A CTA has one head of one row.
 template <class T>
 __global__ void __launch_bounds__(256) join(const __grid_constant__ DecodeAttention work) {
-  const int64_t dim = work.head_dim, width = dim + 2, head = blockIdx.x;
+  __shared__ float factors[kMostSplits];
+  const int splits = static_cast<int>(work.splits), lane = static_cast<int>(threadIdx.x % 32U);
+  const int64_t dim = work.head_dim, width = dim + 2, head = blockIdx.x, own = threadIdx.x;
   wait_for_earlier_kernels();
   const float* const parts = work.partial + head * work.splits * width;
-  float most = -FLT_MAX, sum = 0.0F;
-  for (int64_t s = 0; s < work.splits; ++s) most = fmaxf(most, parts[s * width + dim]);
-  const int64_t own = threadIdx.x;
-  float value = 0.0F;
-  for (int64_t s = 0; s < work.splits; ++s) {
-    const float factor = exp2f(parts[s * width + dim] - most);
-    sum += parts[s * width + dim + 1] * factor;
-    if (own < dim) value += parts[s * width + own] * factor;
+  if (threadIdx.x < 32U) {
+    float most = -FLT_MAX, sum = 0.0F;
+    for (int s = lane; s < splits; s += 32) most = fmaxf(most, parts[s * width + dim]);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
+    for (int s = lane; s < splits; s += 32) {
+      factors[s] = exp2f(parts[s * width + dim] - most);
+      sum += parts[s * width + dim + 1] * factors[s];
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    for (int s = lane; s < splits; s += 32) factors[s] /= sum;
   }
-  if (own < dim) static_cast<T*>(work.out)[head * dim + own] = from_float<T>(value / sum);
+  __syncthreads();
+  if (own >= dim) return;
+  float value = 0.0F;
+#pragma unroll 8
+  for (int s = 0; s < splits; ++s) value += parts[s * width + own] * factors[s];
+  static_cast<T*>(work.out)[head * dim + own] = from_float<T>(value);
 }
 
 template <class T, int kDim>
 cudaError_t launch(const DecodeAttention& work, Stream stream) {
   const int64_t group = work.heads / work.kv_heads, tiles = (group + kHeads - 1) / kHeads;
-  const dim3 grid(static_cast<unsigned>(work.splits), static_cast<unsigned>(work.kv_heads * tiles), static_cast<unsigned>(work.rows));
+  const dim3 grid(static_cast<unsigned>(work.splits), static_cast<unsigned>(work.kv_heads * tiles),
+                  static_cast<unsigned>(work.rows));
   const cudaError_t error = launch_early<attend<T, kDim>>(grid, 32 * kWarps, 0, stream, work);
   if (error != cudaSuccess || work.splits == 1) return error;
   const auto threads = static_cast<unsigned>((work.head_dim + 31) / 32 * 32);
@@ -226,7 +239,7 @@ int64_t decode_splits(int64_t rows, int64_t heads, int64_t kv_heads, int64_t lon
   constexpr int64_t kCtasEach = 3;  // of a multiprocessor, at a time
   const int64_t group = heads / kv_heads, ctas = rows * kv_heads * ((group + kHeads - 1) / kHeads);
   const int64_t wanted = (kCtasEach * multiprocessors + ctas - 1) / ctas, most = (longest + kWarps * kKeys - 1) / (kWarps * kKeys);
-  return std::clamp<int64_t>(std::min(wanted, most), 1, 256);
+  return std::clamp<int64_t>(std::min(wanted, most), 1, kMostSplits);
 }
 
 int64_t decode_partial_floats(const DecodeAttention& work) {

@@ -11,12 +11,12 @@
 namespace qlorapp::cuda {
 
 struct DecodeAttention {
-  Float type;          ///< fp16 or bf16 of q, k, v and out.
-  const void* q;       ///< (rows, heads, head_dim), a head's elements together, 16-byte aligned.
-  const void* k;       ///< (slots, kv_heads, head_dim), the same.
-  const void* v;       ///< As k.
-  void* out;           ///< (rows, heads, head_dim), contiguous.
-  float* partial;      ///< decode_partial_floats() of them; not read where splits is 1.
+  Float type;              ///< fp16 or bf16 of q, k, v and out.
+  const void* q;           ///< (rows, heads, head_dim), a head's elements together, 16-byte aligned.
+  const void* k;           ///< (slots, kv_heads, head_dim), the same.
+  const void* v;           ///< As k.
+  void* out;               ///< (rows, heads, head_dim), contiguous.
+  float* partial;          ///< decode_partial_floats() of them; not read where splits is 1.
   const int64_t* starts;   ///< (rows) on the device: a row's first slot.
   const int64_t* lengths;  ///< (rows) on the device: its keys, with the query's own; at least 1.
   int64_t q_row_stride, q_head_stride, slot_stride, kv_head_stride;  ///< Elements.

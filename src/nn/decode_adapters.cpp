@@ -33,7 +33,8 @@ std::shared_ptr<DecodeAdapters> DecodeAdapters::of(const CausalLM& model) {
   int64_t end = 0;
   for (const auto& block : set.blocks) {
     for (const auto& adapter : block) {
-      if (adapter) end = std::max({end, adapter->a.storage_offset() + adapter->a.numel(), adapter->b.storage_offset() + adapter->b.numel()});
+      if (adapter)
+        end = std::max({end, adapter->a.storage_offset() + adapter->a.numel(), adapter->b.storage_offset() + adapter->b.numel()});
     }
   }
   made->values_ = at::empty({end}, set.arena.values().options().dtype(model.dtype()));

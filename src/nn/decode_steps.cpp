@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/check.hpp"
 #include "nn/decoder.hpp"
 #include "nn/generation_cache.hpp"
 #include "ops/attention.hpp"
@@ -29,7 +30,8 @@ int64_t bucket_of(int64_t rows) {
 
 bool can_be_recorded(const CausalLM& model) {
   const Decoder& decoder = model.decoder();
-  return ops::has_launch_graphs(model.device()) && !decoder.weight_stream() && !decoder.is_sharded() && !decoder.embedding_on_host();
+  return ops::has_launch_graphs(model.device()) && !decoder.weight_stream() && !decoder.is_sharded() &&
+         !decoder.embedding_on_host();
 }
 
 }  // namespace
@@ -63,6 +65,7 @@ at::Tensor DecodeSteps::compute(CausalLM& model, const Step& step, GenerationCac
                             .deterministic = model.settings().deterministic(),
                             .offload = nullptr,
                             .weights = decoder.weight_stream(),
+                            .few = adapters_ || !model.adapters().in_use(),
                             .adapters = adapters_,
                             .memory = {}};
   at::Tensor x = model.adapters().embed(step.tokens);
@@ -113,10 +116,12 @@ at::Tensor DecodeSteps::forward(CausalLM& model, const at::Tensor& tokens, std::
     step.graph->replay();
     return step.hidden.narrow(0, 0, count).clone();
   }
-  if (!*on_device_ || ++step.passes != kPassesFirst || !can_be_recorded(model)) return compute(model, step, cache).narrow(0, 0, count);
+  if (!*on_device_ || ++step.passes != kPassesFirst || !can_be_recorded(model))
+    return compute(model, step, cache).narrow(0, 0, count);
   step.hidden = at::empty({padded, model.config().hidden_size}, model.decoder().norm_weight().options());
   std::string why;
-  step.graph = ops::record_launches(device, [&] { step.hidden.copy_(compute(model, step, cache)); }, &why);
+  step.graph = ops::record_launches(
+      device, [&] { step.hidden.copy_(compute(model, step, cache)); }, &why);
   if (!step.graph) log_debug(message("[generate] passes of {} rows are not recorded: {}", padded, why));
   return step.hidden.narrow(0, 0, count).clone();
 }

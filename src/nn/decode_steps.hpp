@@ -25,7 +25,8 @@ class DecodeSteps {
  public:
   /// Hidden states after the last norm, (R, D).
   /// @param tokens  (R) int64 on the model's device.  @param rows  of the cache, whose lengths count these tokens already.
-  [[nodiscard]] at::Tensor forward(CausalLM& model, const at::Tensor& tokens, std::span<const int64_t> rows, GenerationCache& cache);
+  [[nodiscard]] at::Tensor forward(CausalLM& model, const at::Tensor& tokens, std::span<const int64_t> rows,
+                                   GenerationCache& cache);
   /// For a pass of the model as it is now, with the values that the adapter has, or, with `constant`, had when this was asked first.
   [[nodiscard]] std::shared_ptr<DecodeAdapters> adapters(const CausalLM& model, bool constant);
 

@@ -96,6 +96,8 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
   };
   where.slots = on_device(slots);
   const bool stacked = decoder.on_gpu() && tokens.size(0) > kFewTokens;
+  const std::shared_ptr<const DecodeAdapters> adapters =
+      stacked ? nullptr : cache.steps->adapters(model, cache.adapters_are_constant);
   const StepContext context{.rotations = decoder.rope().reserve(std::ranges::max(where.lengths)),
                             .positions = on_device(positions),
                             .row_starts = row_starts,
@@ -104,7 +106,8 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
                             .deterministic = model.settings().deterministic(),
                             .offload = nullptr,
                             .weights = decoder.weight_stream(),
-                            .adapters = stacked ? nullptr : cache.steps->adapters(model, cache.adapters_are_constant),
+                            .few = !stacked && (adapters || !model.adapters().in_use()),
+                            .adapters = adapters,
                             .memory = {}};
   at::Tensor x = model.adapters().embed(tokens);
   for (size_t i = 0; i < decoder.blocks().size(); ++i) {

@@ -17,9 +17,9 @@ class DecodeSteps;
 /// Row r occupies slots [r · capacity, r · capacity + lengths[r]) of each block's keys and values.
 struct GenerationCache {
   std::vector<KeyValueCache> blocks;
-  std::vector<int64_t> lengths;  ///< Positions per row so far.
-  int64_t capacity = 0;          ///< Slots per row.
-  bool adapters_are_constant = false;  ///< Their values do not change between two passes over this cache.
+  std::vector<int64_t> lengths;             ///< Positions per row so far.
+  int64_t capacity = 0;                     ///< Slots per row.
+  bool adapters_are_constant = false;       ///< Their values do not change between two passes over this cache.
   std::shared_ptr<DecodeSteps> steps = {};  ///< Made by the first pass; a copy of the cache must have its own.
 
   /// Makes room for `wanted` positions per row. Copies what the rows hold if they have less; at least doubles the capacity then.

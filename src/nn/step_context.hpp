@@ -65,7 +65,9 @@ struct StepContext {
   std::shared_ptr<InputOffload> offload;  ///< Takes inputs that are kept on the host; null on a CPU and where none are.
   std::shared_ptr<WeightStream> weights;  ///< Brings the blocks' frozen weights; null if they are on the device.
   std::shared_ptr<InputSquares> squares = nullptr;  ///< Sees the inputs of linear layers; null: nobody asks.
-  std::shared_ptr<const DecodeAdapters> adapters = nullptr;  ///< In place of the blocks' own; null: those. Nothing is kept for backward then.
+  bool few = false;                                 ///< There are few tokens, and nothing is kept for backward.
+  std::shared_ptr<const DecodeAdapters> adapters =
+      nullptr;  ///< With `few`: of the model; null: none are in use, or the blocks' own.
   MemorySettings memory;
   int64_t first_row = 0;  ///< Of the rows at hand among the micro-batch's: where a tile's part of a dropout mask begins.
 

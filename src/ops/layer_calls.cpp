@@ -141,8 +141,9 @@ Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, a
 
 Tensor decode_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cache_starts, const Tensor& cache_lengths,
                         int64_t longest, double scale, int64_t window) {
-  static const auto op = Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, double,
-                                         int64_t)>("qlorapp::decode_attention");
+  static const auto op =
+      Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, double, int64_t)>(
+          "qlorapp::decode_attention");
   return op.call(q, k, v, cache_starts, cache_lengths, longest, scale, window);
 }
 

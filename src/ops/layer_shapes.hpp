@@ -233,10 +233,10 @@ inline void check_decode_attention(std::string_view op, const at::Tensor& q, con
                                    const at::Tensor& cache_starts, const at::Tensor& cache_lengths, int64_t longest) {
   check_heads(op, q, k, v);
   for (const at::Tensor* each : {&cache_starts, &cache_lengths}) {
-    TORCH_CHECK_VALUE(each->scalar_type() == at::kLong && each->dim() == 1 && each->sym_size(0) == q.sym_size(0) &&
-                          each->is_contiguous(),
-                      "[", op, "] cache_starts and cache_lengths must be int64 and contiguous, one entry a query; got ",
-                      each->scalar_type(), " ", each->sym_sizes(), " for ", q.sym_size(0), " queries. Convert them.");
+    TORCH_CHECK_VALUE(
+        each->scalar_type() == at::kLong && each->dim() == 1 && each->sym_size(0) == q.sym_size(0) && each->is_contiguous(), "[",
+        op, "] cache_starts and cache_lengths must be int64 and contiguous, one entry a query; got ", each->scalar_type(), " ",
+        each->sym_sizes(), " for ", q.sym_size(0), " queries. Convert them.");
   }
   TORCH_CHECK_VALUE(longest >= 1, "[", op, "] longest must be at least 1; got ", longest, ". Pass the most keys that a row has.");
 }

@@ -111,8 +111,7 @@ at::Tensor AttentionPart::cached_attention(const Heads& heads, const CacheRows& 
     return ops::decode_attention(heads.q, entries.keys, entries.values, rows.device_starts, rows.device_lengths, rows.capacity,
                                  scale(), window);
   if (rows.all_new)
-    return std::get<0>(
-        ops::attention(heads.q, heads.k, heads.v, context.row_starts, scale(), context.deterministic, window));
+    return std::get<0>(ops::attention(heads.q, heads.k, heads.v, context.row_starts, scale(), context.deterministic, window));
   return ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths, scale(),
                                    window);
 }

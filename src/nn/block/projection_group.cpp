@@ -6,13 +6,25 @@
 
 #include <ATen/ATen.h>
 
-#include "adapters/lora_projection.hpp"
 #include "../../adapters/products.hpp"
+#include "adapters/lora_projection.hpp"
 #include "nn/decode_adapters.hpp"
 #include "nn/input_squares.hpp"
 #include "nn/views.hpp"
+#include "ops/linear.hpp"
 
 namespace qlorapp {
+namespace {
+
+/// x·Aᵀ of few tokens.
+at::Tensor few_product(const at::Tensor& x, const at::Tensor& a) {
+  constexpr int64_t kMostRows = 16;
+  const bool is_small = x.is_cuda() && x.size(0) <= kMostRows && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
+                        (x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16);
+  return is_small ? ops::few_products(x, a) : at::mm(x, transposed(a));
+}
+
+}  // namespace
 
 ProjectionGroup::ProjectionGroup(const BlockData& data, format::Group group) : data_(data), group_(group) {
   const std::vector<format::Group>& all = data.shape.linears;
@@ -88,7 +100,7 @@ void ProjectionGroup::project(at::Tensor y, const Wide& x, const StepContext& co
     return;
   }
   const at::Tensor values = x.values();
-  if (context.adapters && u.empty()) return project_few(y, values, context);
+  if (context.few && u.empty()) return project_few(y, values, context);
   const std::span<const FrozenWeight> all = weights(context);
   for (size_t i = 0; i < count_; ++i) {
     at::Tensor part = columns(y, column, all[i].out_features());
@@ -99,21 +111,25 @@ void ProjectionGroup::project(at::Tensor y, const Wide& x, const StepContext& co
   }
 }
 
-void ProjectionGroup::project_few(const at::Tensor& y, const at::Tensor& x, const StepContext& context) const {
+void ProjectionGroup::project_few(at::Tensor y, const at::Tensor& x, const StepContext& context) const {
   const std::span<const FrozenWeight> all = weights(context);
-  const auto adapters = std::span(context.adapters->block(data_.index)).subspan(begin_, count_);
+  const DecodeAdapters::OfBlock none(count_);
+  const auto adapters =
+      context.adapters ? std::span(context.adapters->block(data_.index)).subspan(begin_, count_) : std::span(none);
   // Matrices A that follow each other in memory are one; of others each is multiplied on its own.
   int64_t rank = 0;
   const at::Tensor* first = nullptr;
-  bool together = true;
+  bool together = true, scaled = false;
   for (const auto& adapter : adapters) {
     if (!adapter) continue;
     if (first == nullptr) first = &adapter->a;
     together = together && adapter->a.storage_offset() == first->storage_offset() + rank * first->size(1);
+    scaled = scaled || adapter->scale.defined();
     rank += adapter->a.size(0);
   }
   at::Tensor u;
-  if (rank > 0 && together) u = at::mm(x, transposed(first->as_strided({rank, first->size(1)}, first->strides())));
+  if (rank > 0 && together) u = few_product(x, first->as_strided({rank, first->size(1)}, first->strides()));
+  if (together && !scaled && multiply_group(y, x, all, adapters, u)) return;
   int64_t column = 0, inner = 0;
   for (size_t i = 0; i < count_; ++i) {
     at::Tensor part = columns(y, column, all[i].out_features());
@@ -124,7 +140,7 @@ void ProjectionGroup::project_few(const at::Tensor& y, const at::Tensor& x, cons
     all[i].forward_out(part, x, begins_as_bias);
     if (adapter) {
       const int64_t r = adapter->a.size(0);
-      const at::Tensor of_layer = together ? columns(u, inner, r) : at::mm(x, transposed(adapter->a));
+      const at::Tensor of_layer = together ? columns(u, inner, r) : few_product(x, adapter->a);
       add_product(part, of_layer, transposed(adapter->b), adapter->scaling);
       inner += r;
       if (adapter->scale.defined()) {
@@ -134,6 +150,37 @@ void ProjectionGroup::project_few(const at::Tensor& y, const at::Tensor& x, cons
     }
     column += part.size(1);
   }
+}
+
+/// @returns false where there is no such launch.
+bool ProjectionGroup::multiply_group(at::Tensor& y, const at::Tensor& x, std::span<const FrozenWeight> all,
+                                     std::span<const std::optional<DecodeAdapter>> adapters, const at::Tensor& u) const {
+  const QuantizedTensor& kind = all.front().quantized;
+  if (!kind.defined() || !has_code_book(kind.quant_type) || count_ > 4 || x.stride(0) % 8 != 0) return false;
+  if (!ops::has_linear_4bit_group(x.device(), x.scalar_type(), x.size(0), x.size(1), kind.block_size, kind.nested_block_size))
+    return false;
+  std::vector<at::Tensor> packed, absmax, nested_absmax, nested_offset, b;
+  std::vector<int64_t> heights;
+  std::vector<double> scaling;
+  for (size_t i = 0; i < count_; ++i) {
+    const QuantizedTensor& weight = all[i].quantized;
+    if (!weight.defined() || weight.quant_type != kind.quant_type || weight.block_size != kind.block_size ||
+        weight.nested_block_size != kind.nested_block_size || weight.double_quantized() != kind.double_quantized())
+      return false;
+    packed.push_back(weight.packed);
+    absmax.push_back(weight.absmax);
+    if (weight.double_quantized()) {
+      nested_absmax.push_back(weight.nested_absmax);
+      nested_offset.push_back(weight.nested_offset);
+    }
+    heights.push_back(weight.shape[0]);
+    b.push_back(adapters[i] ? adapters[i]->b : at::empty({weight.shape[0], 0}, x.options()));
+    scaling.push_back(adapters[i] ? adapters[i]->scaling : 1.0);
+  }
+  ops::linear_4bit_group_(y, x, packed, absmax, nested_absmax, nested_offset, heights, kind.block_size, kind.nested_block_size,
+                          kind.quant_type, bias().defined() ? std::optional(bias()) : std::nullopt,
+                          u.defined() ? std::optional(u) : std::nullopt, b, scaling);
+  return true;
 }
 
 void ProjectionGroup::form_inputs(const at::Tensor& x, const StepContext& context, std::span<at::Tensor> u,

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "nn/block/block_data.hpp"
+#include "nn/decode_adapters.hpp"
 #include "nn/float8_stack.hpp"
 #include "nn/projection_stack.hpp"
 #include "nn/step_context.hpp"
@@ -50,8 +51,10 @@ class ProjectionGroup {
                      std::span<const LoraGradients> gradients) const;
 
  private:
-  /// project() of few tokens, by StepContext::adapters.
-  void project_few(const at::Tensor& y, const at::Tensor& x, const StepContext& context) const;
+  /// project() where StepContext::few is set.
+  void project_few(at::Tensor y, const at::Tensor& x, const StepContext& context) const;
+  bool multiply_group(at::Tensor& y, const at::Tensor& x, std::span<const FrozenWeight> all,
+                      std::span<const std::optional<DecodeAdapter>> adapters, const at::Tensor& u) const;
   [[nodiscard]] ProjectionStack stack(const StepContext& context) const;
   [[nodiscard]] Float8Stack float8_stack(const StepContext& context) const;
   [[nodiscard]] std::span<const FrozenWeight> weights(const StepContext& context) const;

@@ -25,9 +25,9 @@ Tensor decode_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
   gpu::check_device("decode_attention", "cache_starts", cache_starts, q);
   gpu::check_device("decode_attention", "cache_lengths", cache_lengths, q);
   const gpu::Launch launch(q);
-  TORCH_CHECK_VALUE(has_decode_attention(q.scalar_type(), q.size(2), q.device().index()), "[decode_attention] on this GPU q must be ",
-                    "16 bits of at most 256 elements, a multiple of 8; got ", q.scalar_type(), " ", q.sizes(),
-                    ". Use attention_with_cache.");
+  TORCH_CHECK_VALUE(has_decode_attention(q.scalar_type(), q.size(2), q.device().index()),
+                    "[decode_attention] on this GPU q must be ", "16 bits of at most 256 elements, a multiple of 8; got ",
+                    q.scalar_type(), " ", q.sizes(), ". Use attention_with_cache.");
   const auto packed = [](const Tensor& x) {
     const bool is_aligned = x.stride(2) == 1 && x.stride(0) % 8 == 0 && x.stride(1) % 8 == 0 &&
                             reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;

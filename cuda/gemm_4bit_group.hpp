@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The linear layers of a block that read one input, for few rows of it, in one launch: four-bit weights side by side, each with its low-rank
+/// adapter.
+///
+///     y[:, own columns] = round( x·Wᵀ + scaling · u·Bᵀ + bias ),   u = x·Aᵀ in 16 bits
+/// Sums as in gemm_4bit.hpp, with one rounding at the end. Which kernel runs, and in which order it adds, depends on the shape and on the number
+/// of rows of x alone.
+#pragma once
+
+#include <driver_types.h>
+
+#include <cstdint>
+
+#include "qlorapp/format/nf4.hpp"
+#include "types.hpp"
+
+namespace qlorapp::cuda {
+
+struct GroupWeight {
+  const uint8_t* packed = nullptr;  ///< (n, k) flattened; aligned to 16 bytes.
+  const void* absmax = nullptr;     ///< float32, aligned to 16 bytes; or uint8 codes, to 4, if `nested_absmax` is set.
+  const float* nested_absmax = nullptr;
+  const float* nested_offset = nullptr;  ///< In device memory.
+  int64_t n = 0;
+  const void* b = nullptr;  ///< (n, rank) contiguous, in the type of x; null: no adapter.
+  int64_t rank = 0;
+  int64_t u_column = 0;  ///< Where the layer's part of u begins.
+  float scaling = 1;
+};
+
+struct GemmFourBitGroup {
+  static constexpr int kMostWeights = 4;
+
+  const void* x = nullptr;  ///< (m, k), rows `x_stride` apart; aligned to 16 bytes, as every row is.
+  int64_t x_stride = 0;
+  void* y = nullptr;  ///< (m, Σ n), rows `y_stride` apart.
+  int64_t y_stride = 0;
+  Float type = Float::kFloat16;  ///< kFloat16 or kBFloat16, of x, y, u, b and bias.
+  int64_t m = 0, k = 0;
+  GroupWeight weights[kMostWeights];  // NOLINT: of kernels, too
+  int count = 0;
+  const void* u = nullptr;  ///< (m, Σ rank), rows `u_stride` apart; null: no adapters.
+  int64_t u_stride = 0;
+  const void* bias = nullptr;  ///< (Σ n); null: none.
+  int64_t nested_block_size = 256;
+  QuantType quant_type = QuantType::kNf4;
+  float* partial = nullptr;  ///< gemm_4bit_group_floats() of them.
+};
+
+/// Whether there is a kernel: sm_80 and newer, m up to 128, k a multiple of 256, blocks of 64.
+/// @param arch  what code_architecture() says.
+[[nodiscard]] bool has_gemm_4bit_group(int64_t m, int64_t k, int64_t block_size, int64_t nested_block_size, Float type, int arch);
+/// Of memory between its two launches; 0 where there is one.
+[[nodiscard]] int64_t gemm_4bit_group_floats(const GemmFourBitGroup& work, int multiprocessors);
+/// Asynchronous; allocates nothing.
+[[nodiscard]] cudaError_t gemm_4bit_group(const GemmFourBitGroup& work, int multiprocessors, Stream stream);
+
+struct FewProducts {
+  const void* x = nullptr;  ///< (m, k), rows `x_stride` apart; aligned to 16 bytes.
+  int64_t x_stride = 0;
+  const void* a = nullptr;  ///< (n, k) contiguous.
+  void* u = nullptr;        ///< (m, n) contiguous.
+  Float type = Float::kFloat16;
+  int64_t m = 0, n = 0, k = 0;
+};
+/// u = x·Aᵀ for few rows of both, k a multiple of 8: fp32 sums, one rounding.
+[[nodiscard]] cudaError_t few_products(const FewProducts& work, Stream stream);
+
+}  // namespace qlorapp::cuda
