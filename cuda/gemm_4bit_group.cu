@@ -17,13 +17,13 @@
 #include "code_books.cuh"
 #include "early_launch.cuh"
 #include "element.cuh"
-#include "pair_table.cuh"
 #include "tensor_core.cuh"
 
 namespace qlorapp::cuda {
 namespace {
 
 constexpr int kBlock = 64, kWarps = 8, kThreads = 32 * kWarps;
+constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 __device__ __forceinline__ uint32_t shared_address(const void* place) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(place));
@@ -67,18 +67,6 @@ __device__ __forceinline__ int weight_of(const Work& work, int64_t strip) {
   return i;
 }
 
-/// What a byte of codes becomes, for two rows of W: eight pairs each.
-template <class T>
-__device__ __forceinline__ void pairs_of(const PairTable& table, uint2 codes, uint32_t lane_bytes, uint32_t (&pairs)[8]) {
-  pairs[0] = pair_of<0>(table, codes.x, lane_bytes);
-  pairs[1] = pair_of<1>(table, codes.x, lane_bytes);
-  pairs[2] = pair_of<2>(table, codes.x, lane_bytes);
-  pairs[3] = pair_of<3>(table, codes.x, lane_bytes);
-  pairs[4] = pair_of<0>(table, codes.y, lane_bytes);
-  pairs[5] = pair_of<1>(table, codes.y, lane_bytes);
-  pairs[6] = pair_of<2>(table, codes.y, lane_bytes);
-  pairs[7] = pair_of<3>(table, codes.y, lane_bytes);
-}
 /// A block of 64 k: 16 rows of W, scaled, times 8 rows of x.
 template <class T>
 __device__ __forceinline__ void multiply_block(float (&sum)[4], const uint32_t (&a)[8], const uint32_t (&b)[8], uint4 low,
@@ -119,130 +107,184 @@ __device__ __forceinline__ float added(const Work& work, const GroupWeight& weig
 
 // --- up to 8 rows of x
 
+constexpr int kTeams = 2, kFewThreads = kTeams * kThreads;  // teams of eight warps, which share the table alone
 constexpr int kFewRing = 3, kStage = 256, kStrip = 16, kFewTokens = 8;
 constexpr int kStageCodes = kStrip * kStage / 2, kStageBytes = kStageCodes + 256;  // then scales
 constexpr int kFewParts = kWarps * kFewTokens * kStrip;
-constexpr int kFewBytes = static_cast<int>(sizeof(PairTable)) + 1024 + 2 * kFewParts * 4 + kWarps * kFewRing * kStageBytes;
-
-/// Where a warp is among its pieces: strips of the CTA, and in each every eighth stage.
-struct Place {
-  int64_t strip;
-  int stage;
-  __device__ void advance(int stages, int warp) {
-    stage += kWarps;
-    if (stage < stages) return;
-    stage = warp;
-    strip += gridDim.x;
-  }
-};
+constexpr int kEntry = 256;  ///< Bytes from one byte's pairs to the next's: an offset is put together by one permutation.
+constexpr int kFewBytes = 256 * kEntry + 1024 + kTeams * (2 * kFewParts * 4 + kWarps * kFewRing * kStageBytes);
 
 template <class T>
-__device__ __forceinline__ void ask_few(const Work& work, const Place& at, int stages, unsigned char* to, int lane) {
-  if (at.strip < work.first_strip[work.asked.count] && at.stage < stages) {
-    const int i = weight_of(work, at.strip);
-    const GroupWeight& weight = work.asked.weights[i];
-    const int64_t row0 = (at.strip - work.first_strip[i]) * kStrip, k = work.asked.k, blocks = k / kBlock;
+__device__ __forceinline__ void fill_wide(unsigned char* table, bool nf4) {
+  const unsigned lane = threadIdx.x & 31U;
+  const float entry = __ldg((nf4 ? kDeviceNf4 : kDeviceFp4).values + (lane & 15U));
+  for (unsigned byte = threadIdx.x; byte < 256U; byte += blockDim.x) {
+    const float first = __shfl_sync(kAllLanes, entry, static_cast<int>(byte >> 4U));
+    const float second = __shfl_sync(kAllLanes, entry, static_cast<int>(byte & 15U));
+    const uint32_t pair = pack_pair<T>(first, second);
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const int row = q * 4 + lane / 8, piece = lane % 8;
-      const int64_t from = min(row0 + row, weight.n - 1) * (k / 2) + at.stage * (kStage / 2) + piece * 16;
-      copy_async<16>(to + row * (kStage / 2) + ((piece / 2) ^ (row & 3)) * 32 + (piece % 2) * 16, weight.packed + from);
-    }
-    const int64_t scale = min(row0 + lane % 16, weight.n - 1) * blocks + at.stage * 4;
+    for (unsigned i = 0; i < 8; ++i)
+      *reinterpret_cast<uint4*>(table + byte * kEntry + ((i + lane) & 7U) * 16U) = make_uint4(pair, pair, pair, pair);
+  }
+}
+/// @param lane_bytes  of the lane's own bank.
+template <int kByte>
+__device__ __forceinline__ uint32_t wide_pair(const unsigned char* table, uint32_t word, uint32_t lane_bytes) {
+  return *reinterpret_cast<const uint32_t*>(table + __byte_perm(word, lane_bytes, 0x5504U | (kByte << 4)));
+}
+__device__ __forceinline__ void wide_pairs(const unsigned char* table, uint2 codes, uint32_t lane_bytes, uint32_t (&pairs)[8]) {
+  pairs[0] = wide_pair<0>(table, codes.x, lane_bytes);
+  pairs[1] = wide_pair<1>(table, codes.x, lane_bytes);
+  pairs[2] = wide_pair<2>(table, codes.x, lane_bytes);
+  pairs[3] = wide_pair<3>(table, codes.x, lane_bytes);
+  pairs[4] = wide_pair<0>(table, codes.y, lane_bytes);
+  pairs[5] = wide_pair<1>(table, codes.y, lane_bytes);
+  pairs[6] = wide_pair<2>(table, codes.y, lane_bytes);
+  pairs[7] = wide_pair<3>(table, codes.y, lane_bytes);
+}
+
+/// What a warp asks for next: of its strip in a tile the stages part, part + splits, …; tiles of the team in turn.
+struct Asking {
+  int64_t tile;
+  int stage;
+  const unsigned char* packed;  ///< Of the weight.
+  const unsigned char* scales;  ///< What this lane copies of a stage's scales.
+  uint32_t rows[4];             ///< Offsets of this lane's 16 bytes in stage 0, of four rows.
+  uint32_t scale;               ///< Of this lane's row, in blocks.
+};
+
+__device__ __forceinline__ void aim(const Work& work, Asking& asking, int64_t strip, int lane) {
+  const int own = weight_of(work, strip);
+  const GroupWeight& weight = work.asked.weights[own];
+  const auto row0 = static_cast<uint32_t>(strip - work.first_strip[own]) * kStrip, last = static_cast<uint32_t>(weight.n) - 1;
+  const auto row_bytes = static_cast<uint32_t>(work.asked.k / 2);
+  asking.packed = weight.packed;
+#pragma unroll
+  for (uint32_t q = 0; q < 4; ++q)
+    asking.rows[q] = min(row0 + q * 4 + static_cast<uint32_t>(lane) / 8, last) * row_bytes + static_cast<uint32_t>(lane) % 8 * 16;
+  asking.scale = min(row0 + static_cast<uint32_t>(lane) % 16, last) * static_cast<uint32_t>(work.asked.k / kBlock);
+  asking.scales = static_cast<const unsigned char*>(lane < 16 ? weight.absmax : weight.nested_absmax);
+}
+
+__device__ __forceinline__ void ask_few(const Work& work, const Asking& asking, bool is_there, unsigned char* to, int lane) {
+  if (is_there) {
+    const unsigned char* const from = asking.packed + asking.stage * (kStage / 2);
+    unsigned char* const place = to + lane / 8 * (kStage / 2) + ((lane % 8 / 2) ^ (lane / 8)) * 32 + (lane % 2) * 16;
+#pragma unroll
+    for (int q = 0; q < 4; ++q) copy_async<16>(place + q * 4 * (kStage / 2), from + asking.rows[q]);
+    const uint32_t scale = asking.scale + static_cast<uint32_t>(asking.stage) * 4;
     unsigned char* const scales = to + kStageCodes;
     if (work.nested) {
-      if (lane < 16) copy_async<4>(scales + lane * 4, static_cast<const uint8_t*>(weight.absmax) + scale);
-      else copy_async<4>(scales + 64 + (lane - 16) * 4, weight.nested_absmax + divide(scale, work.nested_block));
+      const uint32_t nested =
+          work.nested_block.shift >= 0 ? scale >> work.nested_block.shift : scale / static_cast<uint32_t>(work.nested_block.value);
+      copy_async<4>(scales + lane * 4, asking.scales + (lane < 16 ? scale : nested * 4));
     } else if (lane < 16) {
-      copy_async<16>(scales + lane * 16, static_cast<const float*>(weight.absmax) + scale);
+      copy_async<16>(scales + lane * 16, asking.scales + static_cast<int64_t>(scale) * 4);
     }
   }
   end_group();
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 2) few_rows(const __grid_constant__ Work work) {
+__global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant__ Work work) {
   extern __shared__ __align__(128) unsigned char shared[];
-  PairTable& table = *reinterpret_cast<PairTable*>(shared);
-  float* const map = reinterpret_cast<float*>(shared + sizeof(PairTable));
-  float* const parts = map + 256;
-  const int lane = static_cast<int>(threadIdx.x % 32U), warp = static_cast<int>(threadIdx.x / 32U);
+  unsigned char* const table = shared;
+  float* const map = reinterpret_cast<float*>(shared + 256 * kEntry);
+  const int lane = static_cast<int>(threadIdx.x % 32U), team = static_cast<int>(threadIdx.x) / kThreads;
+  const int thread = static_cast<int>(threadIdx.x) % kThreads, warp = thread / 32;
   const int g = lane / 4, t = lane % 4;
-  unsigned char* const ring = shared + sizeof(PairTable) + 1024 + 2 * kFewParts * 4 + warp * kFewRing * kStageBytes;
+  float* const parts = map + 256 + team * 2 * kFewParts;
+  unsigned char* const ring =
+      shared + 256 * kEntry + 1024 + kTeams * 2 * kFewParts * 4 + (team * kWarps + warp) * kFewRing * kStageBytes;
   const int stages = static_cast<int>(work.asked.k / kStage), m = static_cast<int>(work.asked.m);
-  const int64_t strips = work.first_strip[work.asked.count];
+  const int splits = static_cast<int>(work.splits), strips_each = kWarps / splits, part = warp % splits;
+  const int64_t strips = work.first_strip[work.asked.count], tiles = (strips + strips_each - 1) / strips_each;
+  const int64_t first_tile = static_cast<int64_t>(blockIdx.x) * kTeams + team, step = static_cast<int64_t>(gridDim.x) * kTeams;
 
-  Place next{static_cast<int64_t>(blockIdx.x), warp};
-  int asked = 0;  // slot
+  Asking asking{.tile = first_tile, .stage = part, .packed = nullptr, .scales = nullptr, .rows = {}, .scale = 0};
+  const auto strip_of = [&](int64_t tile) { return tile * strips_each + warp / splits; };
+  const auto is_there = [&] { return asking.tile < tiles && strip_of(asking.tile) < strips && asking.stage < stages; };
+  if (is_there()) aim(work, asking, strip_of(asking.tile), lane);
+  const auto advance = [&] {
+    asking.stage += splits;
+    if (asking.stage < stages) return;
+    asking.stage = part;
+    asking.tile += step;
+    if (is_there()) aim(work, asking, strip_of(asking.tile), lane);
+  };
   for (int i = 0; i < kFewRing - 1; ++i) {
-    ask_few<T>(work, next, stages, ring + asked * kStageBytes, lane);
-    if (warp < stages) next.advance(stages, warp);
-    asked = asked + 1 == kFewRing ? 0 : asked + 1;
+    ask_few(work, asking, is_there(), ring + i * kStageBytes, lane);
+    if (part < stages) advance();
   }
-  fill<T>(table, work.nf4);
-  for (unsigned i = threadIdx.x; i < 256U; i += kThreads) map[i] = __ldg(kDeviceSignedMap.values + i);
+  fill_wide<T>(table, work.nf4);
+  for (unsigned i = threadIdx.x; i < 256U; i += kFewThreads) map[i] = __ldg(kDeviceSignedMap.values + i);
   wait_for_earlier_kernels();
   __syncthreads();
 
   const T* const x = static_cast<const T*>(work.asked.x) + min(g, m - 1) * work.asked.x_stride + t * 16;
   const uint32_t lane_bytes = static_cast<uint32_t>(lane) * 4U;
-  int slot = 0, turn = 0;
-  for (int64_t strip = blockIdx.x; strip < strips; strip += gridDim.x, turn ^= 1) {
-    const int own = weight_of(work, strip);
-    const GroupWeight& weight = work.asked.weights[own];
-    const float offset = work.nested ? __ldg(weight.nested_offset) : 0.0F;
+  int slot = 0, free_slot = kFewRing - 1, turn = 0;
+  for (int64_t tile = first_tile; tile < tiles; tile += step, turn ^= 1) {
+    const int64_t strip = strip_of(tile);
     float sums[4] = {};
-    for (int stage = warp; stage < stages; stage += kWarps) {
-      uint4 x_low[4], x_high[4];
+    if (strip < strips) {
+      const float offset = work.nested ? __ldg(work.asked.weights[weight_of(work, strip)].nested_offset) : 0.0F;
+      for (int stage = part; stage < stages; stage += splits) {
+        uint4 x_low[4], x_high[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const auto* const from = reinterpret_cast<const uint4*>(x + stage * kStage + i * kBlock);
-        x_low[i] = __ldg(from);
-        x_high[i] = __ldg(from + 1);
-      }
-      wait_groups<kFewRing - 2>();
-      __syncwarp();
-      ask_few<T>(work, next, stages, ring + asked * kStageBytes, lane);
-      next.advance(stages, warp);
-      asked = asked + 1 == kFewRing ? 0 : asked + 1;
-      const unsigned char* const here = ring + slot * kStageBytes;
-      slot = slot + 1 == kFewRing ? 0 : slot + 1;
-      float scales[2][4];
+        for (int i = 0; i < 4; ++i) {
+          const auto* const from = reinterpret_cast<const uint4*>(x + stage * kStage + i * kBlock);
+          x_low[i] = __ldg(from);
+          x_high[i] = __ldg(from + 1);
+        }
+        wait_groups<kFewRing - 2>();
+        __syncwarp();
+        ask_few(work, asking, is_there(), ring + free_slot * kStageBytes, lane);
+        advance();
+        free_slot = free_slot + 1 == kFewRing ? 0 : free_slot + 1;
+        const unsigned char* const here = ring + slot * kStageBytes;
+        slot = slot + 1 == kFewRing ? 0 : slot + 1;
+        float scales[2][4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = half * 8 + g;
-        if (work.nested) {
-          const uint32_t codes = *reinterpret_cast<const uint32_t*>(here + kStageCodes + row * 4);
-          const float outer = *reinterpret_cast<const float*>(here + kStageCodes + 64 + row * 4);
+        for (int half = 0; half < 2; ++half) {
+          const int row = half * 8 + g;
+          if (work.nested) {
+            const uint32_t codes = *reinterpret_cast<const uint32_t*>(here + kStageCodes + row * 4);
+            const float outer = *reinterpret_cast<const float*>(here + kStageCodes + 64 + row * 4);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) scales[half][i] = decode_scale_rn(map[(codes >> (8 * i)) & 255U], outer, offset);
-        } else {
-          const float4 all = *reinterpret_cast<const float4*>(here + kStageCodes + row * 16);
-          scales[half][0] = all.x, scales[half][1] = all.y, scales[half][2] = all.z, scales[half][3] = all.w;
+            for (int i = 0; i < 4; ++i) scales[half][i] = decode_scale_rn(map[(codes >> (8 * i)) & 255U], outer, offset);
+          } else {
+            const float4 all = *reinterpret_cast<const float4*>(here + kStageCodes + row * 16);
+            scales[half][0] = all.x, scales[half][1] = all.y, scales[half][2] = all.z, scales[half][3] = all.w;
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          uint32_t a[8], b[8];
+          const unsigned char* const place = here + g * (kStage / 2) + (i ^ (g & 3)) * 32 + t * 8;
+          wide_pairs(table, *reinterpret_cast<const uint2*>(place), lane_bytes, a);
+          wide_pairs(table, *reinterpret_cast<const uint2*>(place + 8 * (kStage / 2)), lane_bytes, b);
+          multiply_block<T>(sums, a, b, x_low[i], x_high[i], scales[0][i], scales[1][i]);
         }
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        uint32_t a[8], b[8];
-        const int place = (i ^ (g & 3)) * 32 + t * 8;
-        pairs_of<T>(table, *reinterpret_cast<const uint2*>(here + g * (kStage / 2) + place), lane_bytes, a);
-        pairs_of<T>(table, *reinterpret_cast<const uint2*>(here + (g + 8) * (kStage / 2) + place), lane_bytes, b);
-        multiply_block<T>(sums, a, b, x_low[i], x_high[i], scales[0][i], scales[1][i]);
-      }
     }
-    // [warp][token][row], in two places by turns: what is read of one strip is not yet written by the next.
+    // [warp][token][row], in two places by turns: what is read of one tile is not yet written by the next.
     float* const all = parts + turn * kFewParts;
 #pragma unroll
     for (int i = 0; i < 4; ++i) all[(warp * kFewTokens + t * 2 + i % 2) * kStrip + i / 2 * 8 + g] = sums[i];
-    const int token = static_cast<int>(threadIdx.x) / kStrip, row = static_cast<int>(threadIdx.x) % kStrip;
-    const int64_t own_row = (strip - work.first_strip[own]) * kStrip + row, column = work.first_row[own] + own_row;
-    const bool is_wanted = token < m && own_row < weight.n;
-    float sum = is_wanted ? added<T>(work, weight, token, own_row, column) : 0.0F;
-    __syncthreads();
-    if (!is_wanted) continue;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += all[(w * kFewTokens + token) * kStrip + row];
-    static_cast<T*>(work.asked.y)[token * work.asked.y_stride + column] = from_float<T>(sum);
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(kThreads) : "memory");
+    for (int out = thread; out < strips_each * m * kStrip; out += kThreads) {
+      const int row = out % kStrip, token = out / kStrip % m, own_strip = out / kStrip / m;
+      const int64_t of = tile * strips_each + own_strip;
+      if (of >= strips) continue;
+      const int own = weight_of(work, of);
+      const GroupWeight& weight = work.asked.weights[own];
+      const int64_t own_row = (of - work.first_strip[own]) * kStrip + row, column = work.first_row[own] + own_row;
+      if (own_row >= weight.n) continue;
+      float sum = added<T>(work, weight, token, own_row, column);
+      for (int w = 0; w < splits; ++w) sum += all[((own_strip * splits + w) * kFewTokens + token) * kStrip + row];
+      static_cast<T*>(work.asked.y)[token * work.asked.y_stride + column] = from_float<T>(sum);
+    }
   }
   wait_groups<0>();
 }
@@ -251,13 +293,35 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows(const __grid_constant__ 
 
 constexpr int kHigh = 256, kDeep = 128;  // of a CTA: rows of W; k of a stage
 constexpr int kHighCodes = kHigh * kDeep / 2;
+/// Pairs of floats, of which sixteen lanes read at a time: [byte][lane % 16].
+constexpr int kFloatTable = 256 * 16 * 8;
 
 template <int kTokenTiles>
 struct High {
   static constexpr int kTokens = 8 * kTokenTiles, kX = kTokens * kDeep * 2, kBytesEach = kHighCodes + kX;
-  static constexpr int kRing = kTokenTiles >= 16 ? 3 : 4;
-  static constexpr int kBytes = static_cast<int>(sizeof(PairTable)) + 1024 + kRing * kBytesEach;
+  static constexpr int kCtas = kTokenTiles <= 8 ? 2 : 1;  ///< Of a multiprocessor.
+  static constexpr int kRing = kTokenTiles <= 4 ? 3 : kTokenTiles <= 8 ? 2 : 3;
+  static constexpr int kBytes = kFloatTable + 1024 + kRing * kBytesEach;
 };
+
+__device__ __forceinline__ void fill_floats(unsigned char* table, bool nf4) {
+  const unsigned lane = threadIdx.x & 31U;
+  const float entry = __ldg((nf4 ? kDeviceNf4 : kDeviceFp4).values + (lane & 15U));
+  for (unsigned byte = threadIdx.x; byte < 256U; byte += blockDim.x) {
+    const float first = __shfl_sync(kAllLanes, entry, static_cast<int>(byte >> 4U));
+    const float second = __shfl_sync(kAllLanes, entry, static_cast<int>(byte & 15U));
+#pragma unroll
+    for (unsigned i = 0; i < 8; ++i)
+      *reinterpret_cast<float4*>(table + byte * 128U + ((i + lane) & 7U) * 16U) = make_float4(first, second, first, second);
+  }
+}
+/// A byte's two elements, as a dequantized weight has them: scaled in fp32, rounded once.
+template <class T, int kByte>
+__device__ __forceinline__ uint32_t scaled_pair(const unsigned char* table, uint32_t word, uint32_t lane_bytes, float scale) {
+  const uint32_t place = kByte == 0 ? word << 7U : word >> (8 * kByte - 7);
+  const float2 pair = *reinterpret_cast<const float2*>(table + ((place & 0x7F80U) | lane_bytes));
+  return pack_pair<T>(__fmul_rn(pair.x, scale), __fmul_rn(pair.y, scale));
+}
 
 __device__ __forceinline__ void ask_codes(const Work& work, const GroupWeight& weight, int64_t row0, int64_t stage, int64_t end,
                                           unsigned char* to) {
@@ -273,69 +337,105 @@ __device__ __forceinline__ void ask_codes(const Work& work, const GroupWeight& w
 template <class T, int kTokenTiles>
 __device__ __forceinline__ void ask_x(const Work& work, int64_t stage, int64_t end, unsigned char* to) {
   if (stage < end) {
-    const T* const x = static_cast<const T*>(work.asked.x);
-    for (int piece = static_cast<int>(threadIdx.x); piece < kTokenTiles * 8 * 16; piece += kThreads) {
-      const int token = piece / 16, part = piece % 16;
+    const T* const x = static_cast<const T*>(work.asked.x) + stage * kDeep;
+#pragma unroll
+    for (int q = 0; q < kTokenTiles * 8 * 16 / kThreads; ++q) {
+      const int piece = q * kThreads + static_cast<int>(threadIdx.x), token = piece / 16, part = piece % 16;
       const int64_t row = min(static_cast<int64_t>(token), work.asked.m - 1);
-      copy_async<16>(to + kHighCodes + token * (kDeep * 2) + (part ^ (token & 1)) * 16,
-                     x + row * work.asked.x_stride + stage * kDeep + part * 8);
+      copy_async<16>(to + kHighCodes + token * (kDeep * 2) + (part ^ (token & 1)) * 16, x + row * work.asked.x_stride + part * 8);
     }
   }
   end_group();
 }
 
-/// Of one stage: what makes the scales of a lane's four rows of W.
-struct Scales {
-  float outer[2][2][2];  ///< [tile][half]: without nesting of both blocks, else the first is that of both.
-  uint32_t codes[2][2];
-};
-
+/// scaling · B·uᵀ is one more product, of the first part of k.
 template <class T, int kTokenTiles>
-__global__ void __launch_bounds__(kThreads, 1) more_rows(const __grid_constant__ Work work) {
-  using Shape = High<kTokenTiles>;
-  extern __shared__ __align__(128) unsigned char shared[];
-  PairTable& table = *reinterpret_cast<PairTable*>(shared);
-  float* const map = reinterpret_cast<float*>(shared + sizeof(PairTable));
-  unsigned char* const ring = shared + sizeof(PairTable) + 1024;
-  const int lane = static_cast<int>(threadIdx.x % 32U), warp = static_cast<int>(threadIdx.x / 32U);
-  const int g = lane / 4, t = lane % 4;
-  const int own = weight_of(work, blockIdx.x);
-  const GroupWeight& weight = work.asked.weights[own];
-  const int64_t row0 = (static_cast<int64_t>(blockIdx.x) - work.first_strip[own]) * kHigh, blocks = work.asked.k / kBlock;
-  const int64_t stages = work.asked.k / kDeep, share = (stages + work.splits - 1) / work.splits;
-  const int64_t begin = blockIdx.y * share, end = min(begin + share, stages);
-
-  const auto scales_of = [&](int64_t stage) {
-    Scales found{};
+__device__ __forceinline__ void add_adapter(const Work& work, const GroupWeight& weight, int64_t row0, int g, int t,
+                                            float (&sums)[2][kTokenTiles][4]) {
+  const auto pair_at = [](const T* row, int64_t r, int64_t rank) {
+    const unsigned low = r < rank ? *reinterpret_cast<const unsigned short*>(row + r) : 0U;
+    const unsigned high = r + 1 < rank ? *reinterpret_cast<const unsigned short*>(row + r + 1) : 0U;
+    return low | (high << 16U);
+  };
+  for (int64_t r0 = 0; r0 < weight.rank; r0 += 16) {
+    uint32_t b[2][4];
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int64_t row = min(row0 + warp * 32 + tile * 16 + half * 8 + g, weight.n - 1);
-        const int64_t scale = row * blocks + min(stage, stages - 1) * 2;
-        if (work.nested) {
-          found.codes[tile][half] = __ldg(reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(weight.absmax) + scale));
-          found.outer[tile][half][0] = __ldg(weight.nested_absmax + divide(scale, work.nested_block));
-        } else {
-          const float2 both = __ldg(reinterpret_cast<const float2*>(static_cast<const float*>(weight.absmax) + scale));
-          found.outer[tile][half][0] = both.x, found.outer[tile][half][1] = both.y;
-        }
+        const T* const row = static_cast<const T*>(weight.b) + min(row0 + tile * 16 + half * 8 + g, weight.n - 1) * weight.rank;
+        b[tile][half] = pair_at(row, r0 + t * 2, weight.rank);
+        b[tile][2 + half] = pair_at(row, r0 + t * 2 + 8, weight.rank);
       }
-    return found;
-  };
+#pragma unroll
+    for (int token = 0; token < kTokenTiles; ++token) {
+      const T* const u = static_cast<const T*>(work.asked.u) + weight.u_column +
+                         min(static_cast<int64_t>(token * 8 + g), work.asked.m - 1) * work.asked.u_stride;
+      const uint32_t first = pair_at(u, r0 + t * 2, weight.rank), second = pair_at(u, r0 + t * 2 + 8, weight.rank);
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        float part[4] = {};
+        multiply<T>(part, b[tile][0], b[tile][1], b[tile][2], b[tile][3], first, second);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[tile][token][i] += part[i] * weight.scaling;
+      }
+    }
+  }
+}
+
+template <class T, int kTokenTiles>
+__global__ void __launch_bounds__(kThreads, High<kTokenTiles>::kCtas) more_rows(const __grid_constant__ Work work) {
+  using Shape = High<kTokenTiles>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  unsigned char* const table = shared;
+  float* const map = reinterpret_cast<float*>(shared + kFloatTable);
+  unsigned char* const ring = shared + kFloatTable + 1024;
+  const int lane = static_cast<int>(threadIdx.x % 32U), warp = static_cast<int>(threadIdx.x / 32U);
+  const int g = lane / 4, t = lane % 4;
+  const int own = weight_of(work, blockIdx.x);
+  const GroupWeight& weight = work.asked.weights[own];
+  const int64_t row0 = (static_cast<int64_t>(blockIdx.x) - work.first_strip[own]) * kHigh;
+  const int64_t stages = work.asked.k / kDeep, share = (stages + work.splits - 1) / work.splits;
+  const int64_t begin = blockIdx.y * share, end = min(begin + share, stages);
 
 #pragma unroll
   for (int i = 0; i < Shape::kRing - 1; ++i) ask_codes(work, weight, row0, begin + i, end, ring + i * Shape::kBytesEach);
-  Scales next = scales_of(begin);
+  // Of a lane's four rows of W: where their scales begin, in blocks.
+  uint32_t scale_rows[2][2];
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      scale_rows[tile][half] =
+          static_cast<uint32_t>(min(row0 + warp * 32 + tile * 16 + half * 8 + g, weight.n - 1) * (work.asked.k / kBlock));
+  /// What makes the scales of a stage: two codes and what they multiply; or two floats.
+  const auto scales_of = [&](int64_t stage, uint32_t(&codes)[2][2], float(&outer)[2][2]) {
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t scale = scale_rows[tile][half] + static_cast<uint32_t>(min(stage, stages - 1)) * 2;
+        if (work.nested) {
+          codes[tile][half] = __ldg(reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(weight.absmax) + scale));
+          outer[tile][half] = __ldg(weight.nested_absmax + divide(scale, work.nested_block));
+        } else {
+          const float2 both = __ldg(reinterpret_cast<const float2*>(static_cast<const float*>(weight.absmax) + scale));
+          outer[tile][half] = both.x, codes[tile][half] = __float_as_uint(both.y);
+        }
+      }
+  };
+  uint32_t codes[2][2];
+  float outer[2][2];
+  scales_of(begin, codes, outer);
   const float offset = work.nested ? __ldg(weight.nested_offset) : 0.0F;
-  fill<T>(table, work.nf4);
+  fill_floats(table, work.nf4);
   for (unsigned i = threadIdx.x; i < 256U; i += kThreads) map[i] = __ldg(kDeviceSignedMap.values + i);
   wait_for_earlier_kernels();
 #pragma unroll
   for (int i = 0; i < Shape::kRing - 1; ++i) ask_x<T, kTokenTiles>(work, begin + i, end, ring + i * Shape::kBytesEach);
 
   float sums[2][kTokenTiles][4] = {};
-  const uint32_t lane_bytes = static_cast<uint32_t>(lane) * 4U;
+  const uint32_t lane_bytes = static_cast<uint32_t>(lane & 15) * 8U;
   int slot = 0, asked = Shape::kRing - 1;
   for (int64_t stage = begin; stage < end; ++stage) {
     wait_groups<Shape::kRing - 2>();
@@ -343,120 +443,139 @@ __global__ void __launch_bounds__(kThreads, 1) more_rows(const __grid_constant__
     ask_codes(work, weight, row0, stage + Shape::kRing - 1, end, ring + asked * Shape::kBytesEach);
     ask_x<T, kTokenTiles>(work, stage + Shape::kRing - 1, end, ring + asked * Shape::kBytesEach);
     asked = asked + 1 == Shape::kRing ? 0 : asked + 1;
-    const Scales now = next;
-    next = scales_of(stage + 1);
+    float scales[2][2][2];
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t both = codes[tile][half];
+        const float of = outer[tile][half];
+        scales[0][tile][half] = work.nested ? decode_scale_rn(map[both & 255U], of, offset) : of;
+        scales[1][tile][half] = work.nested ? decode_scale_rn(map[both >> 8U], of, offset) : __uint_as_float(both);
+      }
+    scales_of(stage + 1, codes, outer);
     const unsigned char* const here = ring + slot * Shape::kBytesEach;
     slot = slot + 1 == Shape::kRing ? 0 : slot + 1;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t pairs[2][2][8];
-      float scales[2][2];
+    for (int step = 0; step < 4; ++step) {  // 32 of the stage's k
+      const int block = step / 2, half_block = step % 2;
+      uint32_t pairs[2][2][4];
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int row = warp * 32 + tile * 16 + half * 8 + g;
-          const int place = row * (kDeep / 2) + (i ^ ((row >> 1) & 1)) * 32 + t * 8;
-          pairs_of<T>(table, *reinterpret_cast<const uint2*>(here + place), lane_bytes, pairs[tile][half]);
-          scales[tile][half] =
-              work.nested ? decode_scale_rn(map[(now.codes[tile][half] >> (8 * i)) & 255U], now.outer[tile][half][0], offset)
-                          : now.outer[tile][half][i];
+          const int place = row * (kDeep / 2) + (block ^ ((row >> 1) & 1)) * 32 + t * 8 + half_block * 4;
+          const uint32_t word = *reinterpret_cast<const uint32_t*>(here + place);
+          const float scale = scales[block][tile][half];
+          pairs[tile][half][0] = scaled_pair<T, 0>(table, word, lane_bytes, scale);
+          pairs[tile][half][1] = scaled_pair<T, 1>(table, word, lane_bytes, scale);
+          pairs[tile][half][2] = scaled_pair<T, 2>(table, word, lane_bytes, scale);
+          pairs[tile][half][3] = scaled_pair<T, 3>(table, word, lane_bytes, scale);
         }
 #pragma unroll
       for (int token = 0; token < kTokenTiles; ++token) {
-        const unsigned char* const x = here + kHighCodes + (token * 8 + g) * (kDeep * 2);
-        const int part = i * 8 + t * 2;
-        const uint4 low = *reinterpret_cast<const uint4*>(x + (part ^ (g & 1)) * 16);
-        const uint4 high = *reinterpret_cast<const uint4*>(x + ((part + 1) ^ (g & 1)) * 16);
+        const int part = block * 8 + t * 2 + half_block;
+        const uint4 x = *reinterpret_cast<const uint4*>(here + kHighCodes + (token * 8 + g) * (kDeep * 2) + (part ^ (g & 1)) * 16);
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-          multiply_block<T>(sums[tile][token], pairs[tile][0], pairs[tile][1], low, high, scales[tile][0], scales[tile][1]);
+        for (int tile = 0; tile < 2; ++tile) {
+          const auto &a = pairs[tile][0], &b = pairs[tile][1];
+          multiply<T>(sums[tile][token], a[0], b[0], a[1], b[1], x.x, x.y);
+          multiply<T>(sums[tile][token], a[2], b[2], a[3], b[3], x.z, x.w);
+        }
       }
     }
   }
   wait_groups<0>();
+  if (blockIdx.y == 0 && weight.b != nullptr) add_adapter<T, kTokenTiles>(work, weight, row0 + warp * 32, g, t, sums);
 
-  // [split][token][row of all weights]
-  const int64_t width = work.first_row[work.asked.count];
-  float* const to = work.asked.partial + (static_cast<int64_t>(blockIdx.y) * work.asked.m) * width + work.first_row[own];
+  // Of one part the result; of several [part][token][row of all weights].
+  const int64_t width = work.first_row[work.asked.count], column0 = work.first_row[own];
+  float* const partial = work.asked.partial + static_cast<int64_t>(blockIdx.y) * work.asked.m * width + column0;
+  T* const y = static_cast<T*>(work.asked.y) + column0;
+  const T* const bias = work.asked.bias == nullptr ? nullptr : static_cast<const T*>(work.asked.bias) + column0;
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
-    for (int token = 0; token < kTokenTiles; ++token)
+    for (int half = 0; half < 2; ++half) {
+      const int64_t row = row0 + warp * 32 + tile * 16 + half * 8 + g;
+      if (row >= weight.n) continue;
+      const float added_bias = work.splits == 1 && bias != nullptr ? to_float(bias[row]) : 0.0F;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int64_t at = token * 8 + t * 2 + i % 2, row = row0 + warp * 32 + tile * 16 + i / 2 * 8 + g;
-        if (at < work.asked.m && row < weight.n) to[at * width + row] = sums[tile][token][i];
-      }
+      for (int token = 0; token < kTokenTiles; ++token)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int64_t at = token * 8 + t * 2 + i;
+          if (at >= work.asked.m) continue;
+          const float value = sums[tile][token][half * 2 + i];
+          if (work.splits == 1) y[at * work.asked.y_stride + row] = from_float<T>(value + added_bias);
+          else partial[at * width + row] = value;
+        }
+    }
 }
 
-/// A thread has one column and eight rows of y.
+/// A thread has four columns of one row of y.
 template <class T>
 __global__ void __launch_bounds__(256) finish(const __grid_constant__ Work work) {
-  constexpr int kRows = 8, kRanks = 16;
-  const int64_t width = work.first_row[work.asked.count], column = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * kRows;
+  const int64_t width = work.first_row[work.asked.count], column = (static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x) * 4;
+  const int64_t row = blockIdx.y;
   wait_for_earlier_kernels();
   if (column >= width) return;
-  int own = 0;
-#pragma unroll
-  for (int next = 1; next < GemmFourBitGroup::kMostWeights; ++next)
-    own += next < work.asked.count && column >= work.first_row[next] ? 1 : 0;
-  const GroupWeight& weight = work.asked.weights[own];
-  const int rows = static_cast<int>(min(static_cast<int64_t>(kRows), work.asked.m - first));
-  float sums[kRows] = {};
-  if (weight.b != nullptr) {
-    const T* const b = static_cast<const T*>(weight.b) + (column - work.first_row[own]) * weight.rank;
-    for (int64_t r0 = 0; r0 < weight.rank; r0 += kRanks) {
-      float values[kRanks];
-#pragma unroll
-      for (int r = 0; r < kRanks; ++r) values[r] = r0 + r < weight.rank ? to_float(b[r0 + r]) : 0.0F;
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        if (i >= rows) break;
-        const T* const u = static_cast<const T*>(work.asked.u) + (first + i) * work.asked.u_stride + weight.u_column + r0;
-#pragma unroll
-        for (int r = 0; r < kRanks; ++r)
-          if (r0 + r < weight.rank) sums[i] += to_float(u[r]) * values[r];
-      }
+  const bool is_whole = column + 4 <= width && width % 4 == 0;
+  float sums[4] = {};
+  const float* const from = work.asked.partial + row * width + column;
+#pragma unroll 4
+  for (int64_t s = 0; s < work.splits; ++s) {
+    if (is_whole) {
+      const float4 part = *reinterpret_cast<const float4*>(from + s * work.asked.m * width);
+      sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
+    } else {
+      for (int i = 0; i < 4 && column + i < width; ++i) sums[i] += from[s * work.asked.m * width + i];
     }
   }
-  const float bias = work.asked.bias == nullptr ? 0.0F : to_float(static_cast<const T*>(work.asked.bias)[column]);
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    if (i >= rows) break;
-    float sum = sums[i] * weight.scaling + bias;
-    const float* const from = work.asked.partial + (first + i) * width + column;
-    for (int64_t s = 0; s < work.splits; ++s) sum += from[s * work.asked.m * width];
-    static_cast<T*>(work.asked.y)[(first + i) * work.asked.y_stride + column] = from_float<T>(sum);
+  T* const y = static_cast<T*>(work.asked.y) + row * work.asked.y_stride + column;
+  for (int i = 0; i < 4 && column + i < width; ++i) {
+    const float bias = work.asked.bias == nullptr ? 0.0F : to_float(static_cast<const T*>(work.asked.bias)[column + i]);
+    y[i] = from_float<T>(sums[i] + bias);
   }
 }
 
 /// A CTA has one row of A and up to eight rows of x.
 template <class T>
 __global__ void __launch_bounds__(256) products(const __grid_constant__ FewProducts work) {
-  constexpr int kRows = 8;
+  constexpr int kRows = 8, kAhead = 4;
   __shared__ float parts[8][kRows];
   const int64_t first = static_cast<int64_t>(blockIdx.y) * kRows;
   const int rows = static_cast<int>(min(static_cast<int64_t>(kRows), work.m - first));
   const T* const a = static_cast<const T*>(work.a) + static_cast<int64_t>(blockIdx.x) * work.k;
-  wait_for_earlier_kernels();  // A may have been written by the one in front
+  wait_for_earlier_kernels();
   float sums[kRows] = {};
-  for (int64_t at = threadIdx.x * 8; at < work.k; at += 256 * 8) {
-    float own[8];
-    load_eight(a + at, own);
+  for (int64_t base = threadIdx.x * 8; base < work.k; base += 256 * 8 * kAhead) {
+    uint4 own[kAhead];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if (i >= rows) break;
-      float x[8];
-      load_eight(static_cast<const T*>(work.x) + (first + i) * work.x_stride + at, x);
+    for (int j = 0; j < kAhead; ++j) {
+      const int64_t at = base + j * 256 * 8;
+      own[j] = at < work.k ? *reinterpret_cast<const uint4*>(a + at) : make_uint4(0, 0, 0, 0);
+    }
 #pragma unroll
-      for (int j = 0; j < 8; ++j) sums[i] += own[j] * x[j];
+    for (int j = 0; j < kAhead; ++j) {
+      const int64_t at = min(base + j * 256 * 8, work.k - 8);  // beyond the end: times 0
+      T of_a[8];
+      memcpy(of_a, &own[j], sizeof of_a);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        if (i >= rows) break;
+        float x[8];
+        load_eight(static_cast<const T*>(work.x) + (first + i) * work.x_stride + at, x);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) sums[i] += to_float(of_a[e]) * x[e];
+      }
     }
   }
   const int lane = static_cast<int>(threadIdx.x % 32U), warp = static_cast<int>(threadIdx.x / 32U);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
+    if (i >= rows) break;
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], step);
     if (lane == 0) parts[warp][i] = sums[i];
@@ -488,8 +607,8 @@ Work work_of(const GemmFourBitGroup& asked, int64_t height) {
 }
 
 int64_t splits_of(const Work& work, int multiprocessors) {
-  const int64_t strips = work.first_strip[work.asked.count], stages = work.asked.k / kDeep;
-  return std::clamp<int64_t>(multiprocessors / std::max<int64_t>(1, strips), 1, std::max<int64_t>(1, stages / 2));
+  const int64_t strips = work.first_strip[work.asked.count], stages = work.asked.k / kDeep, ctas = work.asked.m <= 64 ? 2 : 1;
+  return std::clamp<int64_t>(ctas * multiprocessors / std::max<int64_t>(1, strips), 1, std::max<int64_t>(1, stages / 2));
 }
 
 template <class Kernel>
@@ -503,9 +622,14 @@ template <class T>
 cudaError_t launch_few(const GemmFourBitGroup& asked, int multiprocessors, Stream stream) {
   static std::atomic<signed char> known[64];
   if (const cudaError_t error = allow(few_rows<T>, kFewBytes, known); error != cudaSuccess) return error;
-  const Work work = work_of(asked, kStrip);
-  const auto ctas = static_cast<unsigned>(std::min<int64_t>(work.first_strip[asked.count], 2 * multiprocessors));
-  return launch_early<few_rows<T>>(dim3(ctas), kThreads, kFewBytes, stream, work);
+  Work work = work_of(asked, kStrip);
+  // As few warps a strip as leave each team something to do.
+  const int64_t strips = work.first_strip[asked.count];
+  work.splits = kWarps;
+  while (work.splits > 1 && strips * work.splits / 2 >= kWarps * kTeams * multiprocessors * 7 / 10) work.splits /= 2;
+  const int64_t tiles = (strips * work.splits + kWarps - 1) / kWarps;
+  const auto ctas = static_cast<unsigned>(std::min<int64_t>((tiles + kTeams - 1) / kTeams, multiprocessors));
+  return launch_early<few_rows<T>>(dim3(ctas), kFewThreads, kFewBytes, stream, work);
 }
 
 template <class T, int kTokenTiles>
@@ -518,7 +642,8 @@ cudaError_t launch_more(const GemmFourBitGroup& asked, int multiprocessors, Stre
   const dim3 grid(static_cast<unsigned>(work.first_strip[asked.count]), static_cast<unsigned>(work.splits));
   if (const cudaError_t error = launch_early<more_rows<T, kTokenTiles>>(grid, kThreads, kBytes, stream, work); error != cudaSuccess)
     return error;
-  const dim3 rest(static_cast<unsigned>((work.first_row[asked.count] + 255) / 256), static_cast<unsigned>((asked.m + 7) / 8));
+  if (work.splits == 1) return cudaSuccess;
+  const dim3 rest(static_cast<unsigned>((work.first_row[asked.count] + 1023) / 1024), static_cast<unsigned>(asked.m));
   return launch_early<finish<T>>(rest, 256, 0, stream, work);
 }
 
@@ -541,7 +666,8 @@ bool has_gemm_4bit_group(int64_t m, int64_t k, int64_t block_size, int64_t neste
 int64_t gemm_4bit_group_floats(const GemmFourBitGroup& asked, int multiprocessors) {
   if (asked.m <= kFewTokens) return 0;
   const Work work = work_of(asked, kHigh);
-  return splits_of(work, multiprocessors) * asked.m * work.first_row[asked.count];
+  const int64_t splits = splits_of(work, multiprocessors);
+  return splits == 1 ? 0 : splits * asked.m * work.first_row[asked.count];
 }
 
 cudaError_t gemm_4bit_group(const GemmFourBitGroup& work, int multiprocessors, Stream stream) {
