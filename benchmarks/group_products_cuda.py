@@ -48,13 +48,13 @@ def main():
         dense = torch.randn(sum(heights), columns, device="cuda", dtype=torch.bfloat16)
         for rows in given.rows:
             x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
-            u = torch.randn(rows, given.rank * len(heights), device="cuda", dtype=torch.bfloat16) if given.rank else None
+            a = torch.randn(given.rank * len(heights), columns, device="cuda", dtype=torch.bfloat16) if given.rank else None
             y = torch.empty(rows, sum(heights), device="cuda", dtype=torch.bfloat16)
 
-            def ours(x=x, y=y, u=u, sets=sets, heights=heights, b=b):
+            def ours(x=x, y=y, a=a, sets=sets, heights=heights, b=b):
                 for lists in sets:
                     torch.ops.qlorapp.linear_4bit_group_(
-                        y, x, *lists, list(heights), 64, 256, "nf4", None, u, b, [1.0] * len(heights)
+                        y, x, *lists, list(heights), 64, 256, "nf4", None, a, b, [1.0] * len(heights)
                     )
 
             if given.once:

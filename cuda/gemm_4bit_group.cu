@@ -54,8 +54,9 @@ struct Work {
   bool nested, nf4;
   int64_t first_strip[GemmFourBitGroup::kMostWeights + 1];  ///< Of each weight, in strips of the kernel's height; then of all.
   int64_t first_row[GemmFourBitGroup::kMostWeights + 1];
-  int64_t splits;   ///< Of k.
-  bool wide_ranks;  ///< Rows of u and B are whole 16 bytes.
+  int64_t splits;              ///< Of k.
+  int64_t strips_each, tiles;  ///< Of up to 8 rows of x: strips of a team at a time, and how often that is.
+  bool wide_ranks;             ///< Rows of u and B are whole 16 bytes.
 };
 
 /// The weight that a strip belongs to.
@@ -88,17 +89,26 @@ __device__ __forceinline__ float added(const Work& work, const GroupWeight& weig
   float sum = 0.0F;
   if (weight.b != nullptr) {
     const T* const b = static_cast<const T*>(weight.b) + row * weight.rank;
-    const T* const u = static_cast<const T*>(work.asked.u) + token * work.asked.u_stride + weight.u_column;
+    const T* const u = static_cast<const T*>(work.asked.u) + token * work.asked.ranks + weight.u_column;
     if (work.wide_ranks) {
       for (int64_t r = 0; r < weight.rank; r += 8) {
+        const uint4 words = __ldcg(reinterpret_cast<const uint4*>(u + r));  // of this launch: not by way of L1
+        T own_elements[8];
+        memcpy(own_elements, &words, sizeof words);
         float own[8], of_b[8];
-        load_eight(u + r, own);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) own[i] = to_float(own_elements[i]);
         load_eight(b + r, of_b);
 #pragma unroll
         for (int i = 0; i < 8; ++i) sum += own[i] * of_b[i];
       }
     } else {
-      for (int64_t r = 0; r < weight.rank; ++r) sum += to_float(u[r]) * to_float(b[r]);
+      for (int64_t r = 0; r < weight.rank; ++r) {
+        const unsigned short bits = __ldcg(reinterpret_cast<const unsigned short*>(u + r));
+        T own;
+        memcpy(&own, &bits, sizeof own);
+        sum += to_float(own) * to_float(b[r]);
+      }
     }
     sum *= weight.scaling;
   }
@@ -185,6 +195,47 @@ __device__ __forceinline__ void ask_few(const Work& work, const Asking& asking, 
   end_group();
 }
 
+__device__ __forceinline__ void join_team(int team) { asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(kThreads) : "memory"); }
+
+/// A team's part of u: rows of A in turn, each of all rows of x. The others see it once they have counted all.
+template <class T>
+__device__ __forceinline__ void form_u(const Work& work, float* parts, int64_t first, int64_t step, int team, int thread) {
+  const int m = static_cast<int>(work.asked.m), lane = thread % 32, warp = thread / 32;
+  for (int64_t rank = first; rank < work.asked.ranks; rank += step) {
+    const T* const a = static_cast<const T*>(work.asked.a) + rank * work.asked.k;
+    float sums[kFewTokens] = {};
+    for (int64_t at = thread * 8; at < work.asked.k; at += kThreads * 8) {
+      float own[8];
+      load_eight(a + at, own);
+#pragma unroll
+      for (int i = 0; i < kFewTokens; ++i) {
+        if (i >= m) break;
+        float x[8];
+        load_eight(static_cast<const T*>(work.asked.x) + i * work.asked.x_stride + at, x);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) sums[i] += own[e] * x[e];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kFewTokens; ++i) {
+      if (i >= m) break;
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
+      if (lane == 0) parts[warp * kFewTokens + i] = sums[i];
+    }
+    join_team(team);
+    if (thread < m) {
+      float sum = 0.0F;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += parts[w * kFewTokens + thread];
+      static_cast<T*>(work.asked.u)[thread * work.asked.ranks + rank] = from_float<T>(sum);
+      __threadfence();
+    }
+    join_team(team);
+    if (thread == 0) atomicAdd(work.asked.counters, 1U);
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant__ Work work) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -197,12 +248,13 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant
   unsigned char* const ring =
       shared + 256 * kEntry + 1024 + kTeams * 2 * kFewParts * 4 + (team * kWarps + warp) * kFewRing * kStageBytes;
   const int stages = static_cast<int>(work.asked.k / kStage), m = static_cast<int>(work.asked.m);
-  const int splits = static_cast<int>(work.splits), strips_each = kWarps / splits, part = warp % splits;
-  const int64_t strips = work.first_strip[work.asked.count], tiles = (strips + strips_each - 1) / strips_each;
+  const int splits = static_cast<int>(work.splits), strips_each = static_cast<int>(work.strips_each), part = warp & (splits - 1);
+  const int own_of_tile = warp / splits;
+  const int64_t strips = work.first_strip[work.asked.count], tiles = work.tiles;
   const int64_t first_tile = static_cast<int64_t>(blockIdx.x) * kTeams + team, step = static_cast<int64_t>(gridDim.x) * kTeams;
 
   Asking asking{.tile = first_tile, .stage = part, .packed = nullptr, .scales = nullptr, .rows = {}, .scale = 0};
-  const auto strip_of = [&](int64_t tile) { return tile * strips_each + warp / splits; };
+  const auto strip_of = [&](int64_t tile) { return tile * strips_each + own_of_tile; };
   const auto is_there = [&] { return asking.tile < tiles && strip_of(asking.tile) < strips && asking.stage < stages; };
   if (is_there()) aim(work, asking, strip_of(asking.tile), lane);
   const auto advance = [&] {
@@ -220,6 +272,8 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant
   for (unsigned i = threadIdx.x; i < 256U; i += kFewThreads) map[i] = __ldg(kDeviceSignedMap.values + i);
   wait_for_earlier_kernels();
   __syncthreads();
+  bool has_u = work.asked.ranks == 0;
+  if (!has_u) form_u<T>(work, parts, first_tile, step, team, thread);
 
   const T* const x = static_cast<const T*>(work.asked.x) + min(g, m - 1) * work.asked.x_stride + t * 16;
   const uint32_t lane_bytes = static_cast<uint32_t>(lane) * 4U;
@@ -272,7 +326,13 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant
     float* const all = parts + turn * kFewParts;
 #pragma unroll
     for (int i = 0; i < 4; ++i) all[(warp * kFewTokens + t * 2 + i % 2) * kStrip + i / 2 * 8 + g] = sums[i];
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(kThreads) : "memory");
+    if (!has_u && thread == 0) {
+      unsigned formed = 0;
+      do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(formed) : "l"(work.asked.counters) : "memory");
+      while (formed < work.asked.ranks);
+    }
+    has_u = true;
+    join_team(team);
     for (int out = thread; out < strips_each * m * kStrip; out += kThreads) {
       const int row = out % kStrip, token = out / kStrip % m, own_strip = out / kStrip / m;
       const int64_t of = tile * strips_each + own_strip;
@@ -287,6 +347,12 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant
     }
   }
   wait_groups<0>();
+  if (work.asked.ranks == 0) return;
+  join_team(team);  // nobody reads u any more: the last team leaves the counters as they were
+  if (thread == 0 && atomicAdd(work.asked.counters + 1, 1U) == gridDim.x * kTeams - 1) {
+    work.asked.counters[0] = 0;
+    work.asked.counters[1] = 0;
+  }
 }
 
 // --- up to 128 rows of x
@@ -323,27 +389,29 @@ __device__ __forceinline__ uint32_t scaled_pair(const unsigned char* table, uint
   return pack_pair<T>(__fmul_rn(pair.x, scale), __fmul_rn(pair.y, scale));
 }
 
-__device__ __forceinline__ void ask_codes(const Work& work, const GroupWeight& weight, int64_t row0, int64_t stage, int64_t end,
-                                          unsigned char* to) {
-  if (stage >= end) return;
-  const int64_t k = work.asked.k;
+/// What a thread copies of a stage: 16 bytes each of every 64th row of codes, and of every 16th row of x. Rows beyond the end are not copied: what
+/// stands in their place changes results alone that nobody stores.
+struct Copying {
+  const unsigned char *codes, *x;  ///< Of the stage that is asked for next.
+  int rows, tokens;                ///< That follow the thread's first, and itself; not above 0: none.
+};
+
+__device__ __forceinline__ void ask_codes(const Copying& from, uint32_t row_bytes, bool is_there, unsigned char* to) {
+  if (!is_there) return;
+  const int row = static_cast<int>(threadIdx.x) / 4, part = static_cast<int>(threadIdx.x) % 4;
+  unsigned char* const place = to + row * (kDeep / 2) + ((part / 2) ^ ((row >> 1) & 1)) * 32 + (part % 2) * 16;
 #pragma unroll
-  for (int q = 0; q < kHigh * 4 / kThreads; ++q) {
-    const int piece = q * kThreads + static_cast<int>(threadIdx.x), row = piece / 4, part = piece % 4;
-    copy_async<16>(to + row * (kDeep / 2) + ((part / 2) ^ ((row >> 1) & 1)) * 32 + (part % 2) * 16,
-                   weight.packed + min(row0 + row, weight.n - 1) * (k / 2) + stage * (kDeep / 2) + part * 16);
-  }
+  for (int q = 0; q < kHigh * 4 / kThreads; ++q)
+    if (q * 64 < from.rows) copy_async<16>(place + q * 64 * (kDeep / 2), from.codes + static_cast<size_t>(q * 64 * row_bytes));
 }
-template <class T, int kTokenTiles>
-__device__ __forceinline__ void ask_x(const Work& work, int64_t stage, int64_t end, unsigned char* to) {
-  if (stage < end) {
-    const T* const x = static_cast<const T*>(work.asked.x) + stage * kDeep;
+template <int kTokenTiles>
+__device__ __forceinline__ void ask_x(const Copying& from, uint32_t row_bytes, bool is_there, unsigned char* to) {
+  if (is_there) {
+    const int token = static_cast<int>(threadIdx.x) / 16, part = static_cast<int>(threadIdx.x) % 16;
+    unsigned char* const place = to + kHighCodes + token * (kDeep * 2) + (part ^ (token & 1)) * 16;
 #pragma unroll
-    for (int q = 0; q < kTokenTiles * 8 * 16 / kThreads; ++q) {
-      const int piece = q * kThreads + static_cast<int>(threadIdx.x), token = piece / 16, part = piece % 16;
-      const int64_t row = min(static_cast<int64_t>(token), work.asked.m - 1);
-      copy_async<16>(to + kHighCodes + token * (kDeep * 2) + (part ^ (token & 1)) * 16, x + row * work.asked.x_stride + part * 8);
-    }
+    for (int q = 0; q < kTokenTiles * 8 * 16 / kThreads; ++q)
+      if (q * 16 < from.tokens) copy_async<16>(place + q * 16 * (kDeep * 2), from.x + static_cast<size_t>(q * 16 * row_bytes));
   }
   end_group();
 }
@@ -370,7 +438,7 @@ __device__ __forceinline__ void add_adapter(const Work& work, const GroupWeight&
 #pragma unroll
     for (int token = 0; token < kTokenTiles; ++token) {
       const T* const u = static_cast<const T*>(work.asked.u) + weight.u_column +
-                         min(static_cast<int64_t>(token * 8 + g), work.asked.m - 1) * work.asked.u_stride;
+                         min(static_cast<int64_t>(token * 8 + g), work.asked.m - 1) * work.asked.ranks;
       const uint32_t first = pair_at(u, r0 + t * 2, weight.rank), second = pair_at(u, r0 + t * 2 + 8, weight.rank);
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
@@ -398,8 +466,18 @@ __global__ void __launch_bounds__(kThreads, High<kTokenTiles>::kCtas) more_rows(
   const int64_t stages = work.asked.k / kDeep, share = (stages + work.splits - 1) / work.splits;
   const int64_t begin = blockIdx.y * share, end = min(begin + share, stages);
 
+  const auto row_bytes = static_cast<uint32_t>(work.asked.k / 2), x_bytes = static_cast<uint32_t>(work.asked.x_stride * 2);
+  Copying ahead{.codes = weight.packed + (row0 + threadIdx.x / 4) * row_bytes + begin * (kDeep / 2) + threadIdx.x % 4 * 16,
+                .x = static_cast<const unsigned char*>(work.asked.x) + static_cast<int64_t>(threadIdx.x / 16) * x_bytes +
+                     begin * (kDeep * 2) + threadIdx.x % 16 * 16,
+                .rows = static_cast<int>(min(weight.n - row0, static_cast<int64_t>(kHigh))) - static_cast<int>(threadIdx.x / 4),
+                .tokens = static_cast<int>(work.asked.m) - static_cast<int>(threadIdx.x / 16)};
+  const auto count = static_cast<int>(end - begin);
 #pragma unroll
-  for (int i = 0; i < Shape::kRing - 1; ++i) ask_codes(work, weight, row0, begin + i, end, ring + i * Shape::kBytesEach);
+  for (int i = 0; i < Shape::kRing - 1; ++i) {
+    ask_codes(ahead, row_bytes, i < count, ring + i * Shape::kBytesEach);
+    ahead.codes += kDeep / 2;
+  }
   // Of a lane's four rows of W: where their scales begin, in blocks.
   uint32_t scale_rows[2][2];
 #pragma unroll
@@ -408,16 +486,18 @@ __global__ void __launch_bounds__(kThreads, High<kTokenTiles>::kCtas) more_rows(
     for (int half = 0; half < 2; ++half)
       scale_rows[tile][half] =
           static_cast<uint32_t>(min(row0 + warp * 32 + tile * 16 + half * 8 + g, weight.n - 1) * (work.asked.k / kBlock));
+  const uint32_t last_stage = static_cast<uint32_t>(stages) - 1, nested_block = static_cast<uint32_t>(work.nested_block.value);
+  const int shift = work.nested_block.shift;
   /// What makes the scales of a stage: two codes and what they multiply; or two floats.
   const auto scales_of = [&](int64_t stage, uint32_t(&codes)[2][2], float(&outer)[2][2]) {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32_t scale = scale_rows[tile][half] + static_cast<uint32_t>(min(stage, stages - 1)) * 2;
+        const uint32_t scale = scale_rows[tile][half] + min(static_cast<uint32_t>(stage), last_stage) * 2;
         if (work.nested) {
           codes[tile][half] = __ldg(reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(weight.absmax) + scale));
-          outer[tile][half] = __ldg(weight.nested_absmax + divide(scale, work.nested_block));
+          outer[tile][half] = __ldg(weight.nested_absmax + (shift >= 0 ? scale >> shift : scale / nested_block));
         } else {
           const float2 both = __ldg(reinterpret_cast<const float2*>(static_cast<const float*>(weight.absmax) + scale));
           outer[tile][half] = both.x, codes[tile][half] = __float_as_uint(both.y);
@@ -432,16 +512,21 @@ __global__ void __launch_bounds__(kThreads, High<kTokenTiles>::kCtas) more_rows(
   for (unsigned i = threadIdx.x; i < 256U; i += kThreads) map[i] = __ldg(kDeviceSignedMap.values + i);
   wait_for_earlier_kernels();
 #pragma unroll
-  for (int i = 0; i < Shape::kRing - 1; ++i) ask_x<T, kTokenTiles>(work, begin + i, end, ring + i * Shape::kBytesEach);
+  for (int i = 0; i < Shape::kRing - 1; ++i) {
+    ask_x<kTokenTiles>(ahead, x_bytes, i < count, ring + i * Shape::kBytesEach);
+    ahead.x += kDeep * 2;
+  }
 
   float sums[2][kTokenTiles][4] = {};
   const uint32_t lane_bytes = static_cast<uint32_t>(lane & 15) * 8U;
   int slot = 0, asked = Shape::kRing - 1;
-  for (int64_t stage = begin; stage < end; ++stage) {
+  for (int stage = 0; stage < count; ++stage) {
     wait_groups<Shape::kRing - 2>();
     __syncthreads();  // of all threads' copies; and the slot that is asked for next was read by all
-    ask_codes(work, weight, row0, stage + Shape::kRing - 1, end, ring + asked * Shape::kBytesEach);
-    ask_x<T, kTokenTiles>(work, stage + Shape::kRing - 1, end, ring + asked * Shape::kBytesEach);
+    ask_codes(ahead, row_bytes, stage + Shape::kRing - 1 < count, ring + asked * Shape::kBytesEach);
+    ask_x<kTokenTiles>(ahead, x_bytes, stage + Shape::kRing - 1 < count, ring + asked * Shape::kBytesEach);
+    ahead.codes += kDeep / 2;
+    ahead.x += kDeep * 2;
     asked = asked + 1 == Shape::kRing ? 0 : asked + 1;
     float scales[2][2][2];
 #pragma unroll
@@ -453,7 +538,7 @@ __global__ void __launch_bounds__(kThreads, High<kTokenTiles>::kCtas) more_rows(
         scales[0][tile][half] = work.nested ? decode_scale_rn(map[both & 255U], of, offset) : of;
         scales[1][tile][half] = work.nested ? decode_scale_rn(map[both >> 8U], of, offset) : __uint_as_float(both);
       }
-    scales_of(stage + 1, codes, outer);
+    scales_of(begin + stage + 1, codes, outer);
     const unsigned char* const here = ring + slot * Shape::kBytesEach;
     slot = slot + 1 == Shape::kRing ? 0 : slot + 1;
 #pragma unroll
@@ -540,54 +625,6 @@ __global__ void __launch_bounds__(256) finish(const __grid_constant__ Work work)
   }
 }
 
-/// A CTA has one row of A and up to eight rows of x.
-template <class T>
-__global__ void __launch_bounds__(256) products(const __grid_constant__ FewProducts work) {
-  constexpr int kRows = 8, kAhead = 4;
-  __shared__ float parts[8][kRows];
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * kRows;
-  const int rows = static_cast<int>(min(static_cast<int64_t>(kRows), work.m - first));
-  const T* const a = static_cast<const T*>(work.a) + static_cast<int64_t>(blockIdx.x) * work.k;
-  wait_for_earlier_kernels();
-  float sums[kRows] = {};
-  for (int64_t base = threadIdx.x * 8; base < work.k; base += 256 * 8 * kAhead) {
-    uint4 own[kAhead];
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      const int64_t at = base + j * 256 * 8;
-      own[j] = at < work.k ? *reinterpret_cast<const uint4*>(a + at) : make_uint4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      const int64_t at = min(base + j * 256 * 8, work.k - 8);  // beyond the end: times 0
-      T of_a[8];
-      memcpy(of_a, &own[j], sizeof of_a);
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        if (i >= rows) break;
-        float x[8];
-        load_eight(static_cast<const T*>(work.x) + (first + i) * work.x_stride + at, x);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) sums[i] += to_float(of_a[e]) * x[e];
-      }
-    }
-  }
-  const int lane = static_cast<int>(threadIdx.x % 32U), warp = static_cast<int>(threadIdx.x / 32U);
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    if (i >= rows) break;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], step);
-    if (lane == 0) parts[warp][i] = sums[i];
-  }
-  __syncthreads();
-  if (static_cast<int>(threadIdx.x) >= rows) return;
-  float sum = 0.0F;
-#pragma unroll
-  for (int w = 0; w < 8; ++w) sum += parts[w][threadIdx.x];
-  static_cast<T*>(work.u)[(first + threadIdx.x) * work.n + blockIdx.x] = from_float<T>(sum);
-}
-
 Work work_of(const GemmFourBitGroup& asked, int64_t height) {
   Work work{.asked = asked,
             .nested_block = make_divisor(asked.nested_block_size),
@@ -596,7 +633,9 @@ Work work_of(const GemmFourBitGroup& asked, int64_t height) {
             .first_strip = {},
             .first_row = {},
             .splits = 1,
-            .wide_ranks = asked.u_stride % 8 == 0 && aligned_to(asked.u, 16)};
+            .strips_each = 0,
+            .tiles = 0,
+            .wide_ranks = asked.ranks % 8 == 0 && aligned_to(asked.u, 16)};
   for (int i = 0; i < asked.count; ++i) {
     work.first_strip[i + 1] = work.first_strip[i] + (asked.weights[i].n + height - 1) / height;
     work.first_row[i + 1] = work.first_row[i] + asked.weights[i].n;
@@ -627,8 +666,9 @@ cudaError_t launch_few(const GemmFourBitGroup& asked, int multiprocessors, Strea
   const int64_t strips = work.first_strip[asked.count];
   work.splits = kWarps;
   while (work.splits > 1 && strips * work.splits / 2 >= kWarps * kTeams * multiprocessors * 7 / 10) work.splits /= 2;
-  const int64_t tiles = (strips * work.splits + kWarps - 1) / kWarps;
-  const auto ctas = static_cast<unsigned>(std::min<int64_t>((tiles + kTeams - 1) / kTeams, multiprocessors));
+  work.strips_each = kWarps / work.splits;
+  work.tiles = (strips + work.strips_each - 1) / work.strips_each;
+  const auto ctas = static_cast<unsigned>(std::min<int64_t>((work.tiles + kTeams - 1) / kTeams, multiprocessors));
   return launch_early<few_rows<T>>(dim3(ctas), kFewThreads, kFewBytes, stream, work);
 }
 
@@ -658,6 +698,8 @@ cudaError_t launch(const GemmFourBitGroup& asked, int multiprocessors, Stream st
 
 }  // namespace
 
+bool forms_u(int64_t m) { return m <= kFewTokens; }
+
 bool has_gemm_4bit_group(int64_t m, int64_t k, int64_t block_size, int64_t nested_block_size, Float type, int arch) {
   return arch >= 90 && type != Float::kFloat32 && m >= 1 && m <= 128 && k >= kStage && k % kStage == 0 && block_size == kBlock &&
          nested_block_size % 4 == 0;
@@ -673,12 +715,6 @@ int64_t gemm_4bit_group_floats(const GemmFourBitGroup& asked, int multiprocessor
 cudaError_t gemm_4bit_group(const GemmFourBitGroup& work, int multiprocessors, Stream stream) {
   return work.type == Float::kFloat16 ? launch<__half>(work, multiprocessors, stream)
                                       : launch<__nv_bfloat16>(work, multiprocessors, stream);
-}
-
-cudaError_t few_products(const FewProducts& work, Stream stream) {
-  const dim3 grid(static_cast<unsigned>(work.n), static_cast<unsigned>((work.m + 7) / 8));
-  return work.type == Float::kFloat16 ? launch_early<products<__half>>(grid, 256, 0, stream, work)
-                                      : launch_early<products<__nv_bfloat16>>(grid, 256, 0, stream, work);
 }
 
 }  // namespace qlorapp::cuda

@@ -2,7 +2,7 @@
 /// The linear layers of a block that read one input, for few rows of it, in one launch: four-bit weights side by side, each with its low-rank
 /// adapter.
 ///
-///     y[:, own columns] = round( x·Wᵀ + scaling · u·Bᵀ + bias ),   u = x·Aᵀ in 16 bits
+///     y[:, own columns] = round( x·Wᵀ + scaling · u·Bᵀ + bias ),   u = round( x·Aᵀ )
 /// Sums as in gemm_4bit.hpp, with one rounding at the end. Which kernel runs, and in which order it adds, depends on the shape and on the number
 /// of rows of x alone.
 #pragma once
@@ -39,8 +39,11 @@ struct GemmFourBitGroup {
   int64_t m = 0, k = 0;
   GroupWeight weights[kMostWeights];  // NOLINT: of kernels, too
   int count = 0;
-  const void* u = nullptr;  ///< (m, Σ rank), rows `u_stride` apart; null: no adapters.
-  int64_t u_stride = 0;
+  const void* a = nullptr;  ///< (Σ rank, k) contiguous, aligned to 16 bytes, where forms_u(m): u is formed here. Else not read.
+  void* u = nullptr;        ///< (m, Σ rank) contiguous, written or read; null: no adapters.
+  int64_t ranks = 0;        ///< Σ rank.
+  unsigned* counters =
+      nullptr;  ///< Two, 0 before and after; where forms_u(m). Launches that share them follow each other in a stream.
   const void* bias = nullptr;  ///< (Σ n); null: none.
   int64_t nested_block_size = 256;
   QuantType quant_type = QuantType::kNf4;
@@ -50,20 +53,11 @@ struct GemmFourBitGroup {
 /// Whether there is a kernel: sm_80 and newer, m up to 128, k a multiple of 256, blocks of 64.
 /// @param arch  what code_architecture() says.
 [[nodiscard]] bool has_gemm_4bit_group(int64_t m, int64_t k, int64_t block_size, int64_t nested_block_size, Float type, int arch);
+/// Whether the launch forms u from a.
+[[nodiscard]] bool forms_u(int64_t m);
 /// Of memory between its two launches; 0 where there is one.
 [[nodiscard]] int64_t gemm_4bit_group_floats(const GemmFourBitGroup& work, int multiprocessors);
 /// Asynchronous; allocates nothing.
 [[nodiscard]] cudaError_t gemm_4bit_group(const GemmFourBitGroup& work, int multiprocessors, Stream stream);
-
-struct FewProducts {
-  const void* x = nullptr;  ///< (m, k), rows `x_stride` apart; aligned to 16 bytes.
-  int64_t x_stride = 0;
-  const void* a = nullptr;  ///< (n, k) contiguous.
-  void* u = nullptr;        ///< (m, n) contiguous.
-  Float type = Float::kFloat16;
-  int64_t m = 0, n = 0, k = 0;
-};
-/// u = x·Aᵀ for few rows of both, k a multiple of 8: fp32 sums, one rounding.
-[[nodiscard]] cudaError_t few_products(const FewProducts& work, Stream stream);
 
 }  // namespace qlorapp::cuda

@@ -79,7 +79,7 @@ at::Tensor DecodeSteps::compute(CausalLM& model, const Step& step, GenerationCac
 at::Tensor DecodeSteps::forward(CausalLM& model, const at::Tensor& tokens, std::span<const int64_t> rows, GenerationCache& cache) {
   const at::Device device = model.device();
   if (!on_device_) on_device_ = ops::has_decode_attention(device, model.dtype(), model.config().head_dim);
-  adapters(model, cache.adapters_are_constant);
+  static_cast<void>(adapters(model, cache.adapters_are_constant));
   const auto count = std::ssize(rows);
   const int64_t padded = *on_device_ ? bucket_of(count) : count;
   int64_t longest = 0;

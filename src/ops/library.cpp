@@ -49,17 +49,15 @@ TORCH_LIBRARY(qlorapp, m) {
   // The borders alone: s·B in right (N, P), A in below (P, K).
   m.def("lora_borders_(Tensor(a!) right, Tensor(b!) below, Tensor[] a, Tensor[] b, float[] scaling) -> ()");
 
-  // On a GPU, few rows of x: y (M, Σ heights) = x · dequantize(W)ᵀ + scaling · u · Bᵀ + bias, weights stacked by rows as above. u (M, Σ r) in the
-  // dtype of x is x · Aᵀ; B (height, r), with r of 0 where a weight has no adapter. Ask has_linear_4bit_group.
+  // On a GPU, few rows of x: y (M, Σ heights) = x · dequantize(W)ᵀ + scaling · (x · Aᵀ) · Bᵀ + bias, weights stacked by rows as above. A (Σ r, K) of
+  // all, B (height, r) of each, in the dtype of x; r of 0 where a weight has no adapter. Ask has_linear_4bit_group.
   m.def(
       "linear_4bit_group_(Tensor(a!) y, Tensor x, Tensor[] packed, Tensor[] absmax, Tensor[] nested_absmax, Tensor[] "
       "nested_offset, "
-      "int[] heights, int block_size, int nested_block_size, str quant_type, Tensor? bias, Tensor? u, Tensor[] b, float[] scaling) "
+      "int[] heights, int block_size, int nested_block_size, str quant_type, Tensor? bias, Tensor? a, Tensor[] b, float[] scaling) "
       "-> ()");
   m.def(
       "has_linear_4bit_group(ScalarType dtype, int rows, int columns, int block_size, int nested_block_size, int device) -> bool");
-  // x (M, K) · a (N, K)ᵀ for few rows of both, on a GPU.
-  m.def("few_products(Tensor x, Tensor a) -> Tensor");
 
   // Operands of products in e4m3. Four-bit weights stacked by rows, over weight_scale (): (rows, columns), or transposed.
   m.def(

@@ -40,7 +40,7 @@ void linear_4bit_group_(at::Tensor& y, const at::Tensor& x, at::TensorList packe
                                        at::TensorList, at::IntArrayRef, int64_t, int64_t, std::string_view, const OptionalTensor&,
                                        const OptionalTensor&, at::TensorList, at::ArrayRef<double>)>("qlorapp::linear_4bit_group_");
   op.call(y, x, packed, absmax, nested_absmax, nested_offset, heights, block_size, nested_block_size, to_string(quant_type), bias,
-          u, b, scaling);
+          a, b, scaling);
 }
 
 bool has_linear_4bit_group(at::Device device, at::ScalarType dtype, int64_t rows, int64_t columns, int64_t block_size,
@@ -49,11 +49,6 @@ bool has_linear_4bit_group(at::Device device, at::ScalarType dtype, int64_t rows
   static const auto op =
       Operator<bool(at::ScalarType, int64_t, int64_t, int64_t, int64_t, int64_t)>("qlorapp::has_linear_4bit_group");
   return op.call(dtype, rows, columns, block_size, nested_block_size, device.index());
-}
-
-at::Tensor few_products(const at::Tensor& x, const at::Tensor& a) {
-  static const auto op = Operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("qlorapp::few_products");
-  return op.call(x, a);
 }
 
 }  // namespace qlorapp::ops

@@ -36,18 +36,15 @@ void linear_4bit_out(at::Tensor& y, const at::Tensor& x, const at::Tensor& packe
                      at::IntArrayRef shape, int64_t block_size, int64_t nested_block_size, QuantType quant_type,
                      bool transpose = false, bool accumulate = false);
 
-/// Few rows of x on a GPU, all layers that read it in one launch: y (M, Σ heights) = x · Wᵀ + scaling · u · Bᵀ + bias, rounded once.
+/// Few rows of x on a GPU, all layers that read it in one launch: y (M, Σ heights) = x · Wᵀ + scaling · (x · Aᵀ) · Bᵀ + bias, x · Aᵀ and the sum rounded.
 /// @param packed, …  of each weight, (height, in) one below the other, all of one kind; the nested lists empty without double quantization.
-/// @param bias  (Σ heights).  @param u  x · Aᵀ of all layers, (M, Σ r).  @param b  of each (height, r); r of 0: it has no adapter.
+/// @param bias  (Σ heights).  @param a  (Σ r, in) contiguous, of all layers.  @param b  of each (height, r); r of 0: it has no adapter.
 /// @pre has_linear_4bit_group().
 void linear_4bit_group_(at::Tensor& y, const at::Tensor& x, at::TensorList packed, at::TensorList absmax,
                         at::TensorList nested_absmax, at::TensorList nested_offset, at::IntArrayRef heights, int64_t block_size,
                         int64_t nested_block_size, QuantType quant_type, const std::optional<at::Tensor>& bias,
-                        const std::optional<at::Tensor>& u, at::TensorList b, at::ArrayRef<double> scaling);
+                        const std::optional<at::Tensor>& a, at::TensorList b, at::ArrayRef<double> scaling);
 /// Whether there is such a launch for x of this dtype: sm_90 and newer, 16 bits, up to 128 rows, columns a multiple of 256, blocks of 64.
 [[nodiscard]] bool has_linear_4bit_group(at::Device device, at::ScalarType dtype, int64_t rows, int64_t columns, int64_t block_size,
                                          int64_t nested_block_size);
-/// x · aᵀ for few rows of both, on a GPU. @param x  (M, K), K a multiple of 8, rows at 16 bytes.  @param a  (N, K) contiguous.
-[[nodiscard]] at::Tensor few_products(const at::Tensor& x, const at::Tensor& a);
-
 }  // namespace qlorapp::ops

@@ -108,7 +108,7 @@ def test_each_step_is_the_whole_pass(dtype, lora, tmp_path):
     rows = [torch.randint(0, VOCABULARY, (length,)).tolist() for length in (5, 1, 17)]
     cache = _C.make_cache(core, 3, 8)
     _C.forward_cached(core, cache, torch.tensor([token for row in rows for token in row]), [len(row) for row in rows])
-    bound = 2e-2 if dtype == torch.float16 else 1.6e-1
+    bound = 4e-2 if dtype == torch.float16 else 3.2e-1
 
     def step():
         tokens = torch.randint(0, VOCABULARY, (3,))
@@ -205,11 +205,12 @@ def test_products_of_a_group(dtype, columns, heights, rank, nested):
     scaling = [0.5 + i for i in range(len(heights))]
     for rows in (1, 3, 8, 9, 16, 17, 40, 64, 65, 128):
         x = torch.randn(rows, columns + 8, device="cuda", dtype=dtype)[:, :columns]
-        u = torch.randn(rows, sum(each.shape[1] for each in b), device="cuda", dtype=dtype)
+        a = torch.randn(sum(each.shape[1] for each in b), columns, device="cuda", dtype=dtype) / columns**0.5
+        u = (x.double() @ a.double().T).to(dtype)
         bias = torch.randn(sum(heights), device="cuda", dtype=dtype) if rows % 2 else None
         y = torch.full((rows, sum(heights) + 8), 7.0, device="cuda", dtype=dtype)
         torch.ops.qlorapp.linear_4bit_group_(
-            y[:, 4:-4], x, *lists, list(heights), 64, 256, "nf4", bias, u if u.shape[1] else None, b, scaling
+            y[:, 4:-4], x, *lists, list(heights), 64, 256, "nf4", bias, a if len(a) else None, b, scaling
         )
         parts, sizes, column = [], [], 0
         for weight, own, factor in zip(dense, b, scaling, strict=True):
@@ -225,12 +226,3 @@ def test_products_of_a_group(dtype, columns, heights, rank, nested):
         assert (error <= unit * (size + exact.abs()) + 1e-5).all(), (rows, error.max())
         assert error.mean() < 0.1 * unit * size.mean()
         assert (y[:, :4] == 7).all() and (y[:, -4:] == 7).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_few_products(dtype):
-    for rows, out, columns in ((1, 16, 4096), (3, 48, 264), (16, 7, 14336), (9, 1, 8)):
-        x = torch.randn(rows, columns + 8, device="cuda", dtype=dtype)[:, :columns]
-        a = torch.randn(out, columns, device="cuda", dtype=dtype) / columns**0.5
-        found = torch.ops.qlorapp.few_products(x, a)
-        torch.testing.assert_close(found, (x.double() @ a.double().T).to(dtype), atol=2e-3, rtol=2e-2)

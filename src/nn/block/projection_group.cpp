@@ -14,18 +14,6 @@
 #include "ops/linear.hpp"
 
 namespace qlorapp {
-namespace {
-
-/// x·Aᵀ of few tokens.
-at::Tensor few_product(const at::Tensor& x, const at::Tensor& a) {
-  constexpr int64_t kMostRows = 16;
-  const bool is_small = x.is_cuda() && x.size(0) <= kMostRows && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
-                        (x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16);
-  return is_small ? ops::few_products(x, a) : at::mm(x, transposed(a));
-}
-
-}  // namespace
-
 ProjectionGroup::ProjectionGroup(const BlockData& data, format::Group group) : data_(data), group_(group) {
   const std::vector<format::Group>& all = data.shape.linears;
   begin_ = static_cast<size_t>(std::find(all.begin(), all.end(), group) - all.begin());
@@ -127,9 +115,10 @@ void ProjectionGroup::project_few(at::Tensor y, const at::Tensor& x, const StepC
     scaled = scaled || adapter->scale.defined();
     rank += adapter->a.size(0);
   }
+  const at::Tensor a = rank > 0 && together ? first->as_strided({rank, first->size(1)}, first->strides()) : at::Tensor();
+  if (together && !scaled && multiply_group(y, x, all, adapters, a)) return;
   at::Tensor u;
-  if (rank > 0 && together) u = few_product(x, first->as_strided({rank, first->size(1)}, first->strides()));
-  if (together && !scaled && multiply_group(y, x, all, adapters, u)) return;
+  if (a.defined()) u = at::mm(x, transposed(a));
   int64_t column = 0, inner = 0;
   for (size_t i = 0; i < count_; ++i) {
     at::Tensor part = columns(y, column, all[i].out_features());
@@ -140,7 +129,7 @@ void ProjectionGroup::project_few(at::Tensor y, const at::Tensor& x, const StepC
     all[i].forward_out(part, x, begins_as_bias);
     if (adapter) {
       const int64_t r = adapter->a.size(0);
-      const at::Tensor of_layer = together ? columns(u, inner, r) : few_product(x, adapter->a);
+      const at::Tensor of_layer = together ? columns(u, inner, r) : at::mm(x, transposed(adapter->a));
       add_product(part, of_layer, transposed(adapter->b), adapter->scaling);
       inner += r;
       if (adapter->scale.defined()) {
@@ -154,7 +143,7 @@ void ProjectionGroup::project_few(at::Tensor y, const at::Tensor& x, const StepC
 
 /// @returns false where there is no such launch.
 bool ProjectionGroup::multiply_group(at::Tensor& y, const at::Tensor& x, std::span<const FrozenWeight> all,
-                                     std::span<const std::optional<DecodeAdapter>> adapters, const at::Tensor& u) const {
+                                     std::span<const std::optional<DecodeAdapter>> adapters, const at::Tensor& a) const {
   const QuantizedTensor& kind = all.front().quantized;
   if (!kind.defined() || !has_code_book(kind.quant_type) || count_ > 4 || x.stride(0) % 8 != 0) return false;
   if (!ops::has_linear_4bit_group(x.device(), x.scalar_type(), x.size(0), x.size(1), kind.block_size, kind.nested_block_size))
@@ -179,7 +168,7 @@ bool ProjectionGroup::multiply_group(at::Tensor& y, const at::Tensor& x, std::sp
   }
   ops::linear_4bit_group_(y, x, packed, absmax, nested_absmax, nested_offset, heights, kind.block_size, kind.nested_block_size,
                           kind.quant_type, bias().defined() ? std::optional(bias()) : std::nullopt,
-                          u.defined() ? std::optional(u) : std::nullopt, b, scaling);
+                          a.defined() ? std::optional(a) : std::nullopt, b, scaling);
   return true;
 }
 

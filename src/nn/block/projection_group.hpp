@@ -54,7 +54,7 @@ class ProjectionGroup {
   /// project() where StepContext::few is set.
   void project_few(at::Tensor y, const at::Tensor& x, const StepContext& context) const;
   bool multiply_group(at::Tensor& y, const at::Tensor& x, std::span<const FrozenWeight> all,
-                      std::span<const std::optional<DecodeAdapter>> adapters, const at::Tensor& u) const;
+                      std::span<const std::optional<DecodeAdapter>> adapters, const at::Tensor& a) const;
   [[nodiscard]] ProjectionStack stack(const StepContext& context) const;
   [[nodiscard]] Float8Stack float8_stack(const StepContext& context) const;
   [[nodiscard]] std::span<const FrozenWeight> weights(const StepContext& context) const;

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "../quantize_arguments.hpp"
@@ -29,10 +34,20 @@ bool has_linear_4bit_group(at::ScalarType dtype, int64_t rows, int64_t columns, 
   return cuda::has_gemm_4bit_group(rows, columns, block_size, nested_block_size, type, gpu::code_architecture());
 }
 
+/// Two zeros that the launches of the current stream leave as they found them.
+at::Tensor counters_of(at::Device device) {
+  static std::mutex mutex;
+  static std::map<std::pair<c10::DeviceIndex, c10::StreamId>, at::Tensor> all;
+  const std::lock_guard lock(mutex);
+  at::Tensor& own = all[{device.index(), at::cuda::getCurrentCUDAStream(device.index()).id()}];
+  if (!own.defined()) own = at::zeros({2}, at::TensorOptions().dtype(at::kInt).device(device));
+  return own;
+}
+
 void linear_4bit_group(at::Tensor& y, const at::Tensor& x, at::TensorList packed, at::TensorList absmax,
                        at::TensorList nested_absmax, at::TensorList nested_offset, at::IntArrayRef heights, int64_t block_size,
                        int64_t nested_block_size, std::string_view quant_type, const std::optional<at::Tensor>& bias,
-                       const std::optional<at::Tensor>& u, at::TensorList b, at::ArrayRef<double> scaling) {
+                       const std::optional<at::Tensor>& a, at::TensorList b, at::ArrayRef<double> scaling) {
   const size_t count = packed.size();
   TORCH_CHECK_VALUE(x.dim() == 2 && y.dim() == 2 && x.stride(1) == 1 && y.stride(1) == 1 && y.size(0) == x.size(0) &&
                         y.scalar_type() == x.scalar_type() && x.stride(0) % 8 == 0 && lies_at(x.const_data_ptr(), 16),
@@ -55,8 +70,10 @@ void linear_4bit_group(at::Tensor& y, const at::Tensor& x, at::TensorList packed
                               .k = x.size(1),
                               .weights = {},
                               .count = static_cast<int>(count),
+                              .a = nullptr,
                               .u = nullptr,
-                              .u_stride = 0,
+                              .ranks = 0,
+                              .counters = nullptr,
                               .bias = nullptr,
                               .nested_block_size = nested_block_size,
                               .quant_type = checked_code_book(kGroup, quant_type),
@@ -88,12 +105,20 @@ void linear_4bit_group(at::Tensor& y, const at::Tensor& x, at::TensorList packed
     rows += heights[i];
   }
   TORCH_CHECK_VALUE(y.size(1) == rows, "[", kGroup, "] y must have ", rows, " columns; got ", y.sizes(), ".");
+  at::Tensor u;
   if (rank > 0) {
-    TORCH_CHECK_VALUE(u.has_value() && u->dim() == 2 && u->size(0) == x.size(0) && u->size(1) == rank && u->stride(1) == 1 &&
-                          u->scalar_type() == x.scalar_type(),
-                      "[", kGroup, "] u must be (", x.size(0), ", ", rank, ") in the dtype of x.");
-    work.u = u->const_data_ptr();
-    work.u_stride = u->stride(0);
+    TORCH_CHECK_VALUE(a.has_value() && a->dim() == 2 && a->size(0) == rank && a->size(1) == x.size(1) && a->is_contiguous() &&
+                          a->scalar_type() == x.scalar_type() && lies_at(a->const_data_ptr(), 16),
+                      "[", kGroup, "] a must be contiguous (", rank, ", ", x.size(1), ") in the dtype of x, at 16 bytes.");
+    if (cuda::forms_u(work.m)) {
+      u = at::empty({x.size(0), rank}, x.options());
+      work.a = a->const_data_ptr();
+      work.counters = reinterpret_cast<unsigned*>(counters_of(x.device()).mutable_data_ptr<int32_t>());
+    } else {
+      u = at::mm(x, a->t());
+    }
+    work.u = u.mutable_data_ptr();
+    work.ranks = rank;
   }
   if (bias.has_value() && bias->defined()) {
     TORCH_CHECK_VALUE(bias->numel() == rows && bias->is_contiguous() && bias->scalar_type() == x.scalar_type(), "[", kGroup,
@@ -106,33 +131,9 @@ void linear_4bit_group(at::Tensor& y, const at::Tensor& x, at::TensorList packed
   C10_CUDA_CHECK(cuda::gemm_4bit_group(work, multiprocessors, launch.stream()));
 }
 
-at::Tensor few_products(const at::Tensor& x, const at::Tensor& a) {
-  TORCH_CHECK_VALUE(x.dim() == 2 && a.dim() == 2 && x.size(1) == a.size(1) && x.size(1) % 8 == 0 && x.stride(1) == 1 &&
-                        x.stride(0) % 8 == 0 && a.is_contiguous() && a.scalar_type() == x.scalar_type() &&
-                        lies_at(x.const_data_ptr(), 16) && lies_at(a.const_data_ptr(), 16),
-                    "[few_products] x and a must be matrices of one dtype with rows at 16 bytes; got ", x.sizes(), " and ",
-                    a.sizes(), ".");
-  const gpu::Launch launch(x);
-  at::Tensor u = at::empty({x.size(0), a.size(0)}, x.options());
-  if (u.numel() == 0) return u;
-  C10_CUDA_CHECK(cuda::few_products({.x = x.const_data_ptr(),
-                                     .x_stride = x.stride(0),
-                                     .a = a.const_data_ptr(),
-                                     .u = u.mutable_data_ptr(),
-                                     .type = gpu::float_type("few_products", x),
-                                     .m = x.size(0),
-                                     .n = a.size(0),
-                                     .k = x.size(1)},
-                                    launch.stream()));
-  return u;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qlorapp, CompositeExplicitAutograd, m) { m.impl("has_linear_4bit_group", has_linear_4bit_group); }
-TORCH_LIBRARY_IMPL(qlorapp, CUDA, m) {
-  m.impl("linear_4bit_group_", linear_4bit_group);
-  m.impl("few_products", few_products);
-}
+TORCH_LIBRARY_IMPL(qlorapp, CUDA, m) { m.impl("linear_4bit_group_", linear_4bit_group); }
 
 }  // namespace qlorapp::ops
