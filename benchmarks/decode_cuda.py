@@ -106,7 +106,12 @@ def main():
             assert core.has_adapters == (adapters != "none")
             for batch in given.batches:
                 prompts = ids_of(batch, model.config.vocab_size).tolist()
-                report("C++", adapters, batch, lambda count, prompts=prompts: _C.generate(core, prompts, max_new_tokens=count))
+                report(
+                    "C++",
+                    adapters,
+                    batch,
+                    lambda count, core=core, prompts=prompts: _C.generate(core, prompts, max_new_tokens=count),
+                )
                 if given.python:
                     report("generate", adapters, batch, through_generate(model, batch))
                 if given.profile:

@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant
   wait_for_earlier_kernels();
   __syncthreads();
   bool has_u = work.asked.ranks == 0;
-  if (!has_u) form_u<T>(work, parts, first_tile, step, team, thread);
+  if (!has_u) form_u<T>(work, parts, step - 1 - first_tile, step, team, thread);  // those without a tile first
 
   const T* const x = static_cast<const T*>(work.asked.x) + min(g, m - 1) * work.asked.x_stride + t * 16;
   const uint32_t lane_bytes = static_cast<uint32_t>(lane) * 4U;
@@ -668,7 +668,8 @@ cudaError_t launch_few(const GemmFourBitGroup& asked, int multiprocessors, Strea
   while (work.splits > 1 && strips * work.splits / 2 >= kWarps * kTeams * multiprocessors * 7 / 10) work.splits /= 2;
   work.strips_each = kWarps / work.splits;
   work.tiles = (strips + work.strips_each - 1) / work.strips_each;
-  const auto ctas = static_cast<unsigned>(std::min<int64_t>((work.tiles + kTeams - 1) / kTeams, multiprocessors));
+  const int64_t teams = work.tiles + asked.ranks;
+  const auto ctas = static_cast<unsigned>(std::min<int64_t>((teams + kTeams - 1) / kTeams, multiprocessors));
   return launch_early<few_rows<T>>(dim3(ctas), kFewThreads, kFewBytes, stream, work);
 }
 

@@ -34,7 +34,7 @@ void linear_4bit_out(at::Tensor& y, const at::Tensor& x, const at::Tensor& packe
 
 void linear_4bit_group_(at::Tensor& y, const at::Tensor& x, at::TensorList packed, at::TensorList absmax,
                         at::TensorList nested_absmax, at::TensorList nested_offset, at::IntArrayRef heights, int64_t block_size,
-                        int64_t nested_block_size, QuantType quant_type, const OptionalTensor& bias, const OptionalTensor& u,
+                        int64_t nested_block_size, QuantType quant_type, const OptionalTensor& bias, const OptionalTensor& a,
                         at::TensorList b, at::ArrayRef<double> scaling) {
   static const auto op = Operator<void(at::Tensor&, const at::Tensor&, at::TensorList, at::TensorList, at::TensorList,
                                        at::TensorList, at::IntArrayRef, int64_t, int64_t, std::string_view, const OptionalTensor&,

@@ -94,8 +94,7 @@ def core_of(model):
 
 
 LORAS = {
-    "none": None, "r8": {"r": 8, "lora_alpha": 16}, "dora": {"r": 4, "use_dora": True},
-    "some": {"r": 8, "rank_pattern": {"q_proj": 2, "v_proj": 24}, "exclude_modules": ["k_proj", "down_proj"]},
+    "none": None, "r8": {"r": 8, "lora_alpha": 16}, "some": {"r": 8, "rank_pattern": {"q_proj": 2, "v_proj": 24}, "exclude_modules": ["k_proj", "down_proj"]},
 }  # fmt: skip
 
 
