@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What both kernels of gemm_4bit_group.hpp share: copies that run beside the computation, and which weight a row belongs to.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "code_books.cuh"
+#include "early_launch.cuh"
+#include "element.cuh"
+#include "gemm_4bit_group.hpp"
+
+namespace qlorapp::cuda {
+
+/// More than 8 rows of x (gemm_4bit_more.cu), and the floats between its two launches.
+cudaError_t multiply_more_rows(const GemmFourBitGroup& work, int multiprocessors, Stream stream);
+int64_t more_rows_floats(const GemmFourBitGroup& work, int multiprocessors);
+
+namespace {
+
+constexpr int kBlock = 64, kWarps = 8, kThreads = 32 * kWarps;
+constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+
+[[maybe_unused]] __device__ __forceinline__ uint32_t shared_address(const void* place) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(place));
+}
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (kBytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes));
+#endif
+}
+__device__ __forceinline__ void end_group() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;");
+#endif
+}
+/// Until at most kLeft of the groups that this thread ended are on their way.
+template <int kLeft>
+__device__ __forceinline__ void wait_groups() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+#endif
+}
+
+struct Work {
+  GemmFourBitGroup asked;
+  Divisor nested_block;
+  bool nested, nf4;
+  int64_t first_strip[GemmFourBitGroup::kMostWeights + 1];  ///< Of each weight, in strips of the kernel's height; then of all.
+  int64_t first_row[GemmFourBitGroup::kMostWeights + 1];
+  int64_t splits;              ///< Of k.
+  int64_t strips_each, tiles;  ///< Of up to 8 rows of x: strips of a team at a time, and how often that is.
+  bool wide_ranks;             ///< Rows of u and B are whole 16 bytes.
+};
+
+/// The weight that a strip belongs to.
+__device__ __forceinline__ int weight_of(const Work& work, int64_t strip) {
+  int i = 0;
+#pragma unroll
+  for (int next = 1; next < GemmFourBitGroup::kMostWeights; ++next)
+    i += next < work.asked.count && strip >= work.first_strip[next] ? 1 : 0;
+  return i;
+}
+
+inline Work work_of(const GemmFourBitGroup& asked, int64_t height) {
+  Work work{.asked = asked,
+            .nested_block = make_divisor(asked.nested_block_size),
+            .nested = asked.weights[0].nested_absmax != nullptr,
+            .nf4 = asked.quant_type == QuantType::kNf4,
+            .first_strip = {},
+            .first_row = {},
+            .splits = 1,
+            .strips_each = 0,
+            .tiles = 0,
+            .wide_ranks = asked.ranks % 8 == 0 && aligned_to(asked.u, 16)};
+  for (int i = 0; i < asked.count; ++i) {
+    work.first_strip[i + 1] = work.first_strip[i] + (asked.weights[i].n + height - 1) / height;
+    work.first_row[i + 1] = work.first_row[i] + asked.weights[i].n;
+    work.wide_ranks = work.wide_ranks && asked.weights[i].rank % 8 == 0 && asked.weights[i].u_column % 8 == 0 &&
+                      aligned_to(asked.weights[i].b, 16);
+  }
+  return work;
+}
+
+template <class Kernel>
+cudaError_t allow(Kernel kernel, int bytes, std::atomic<signed char> (&known)[64]) {
+  const bool allowed = once_a_device(
+      known, [&] { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess; });
+  return allowed ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace
+}  // namespace qlorapp::cuda
