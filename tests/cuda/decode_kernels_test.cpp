@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of passes with one token a row: at the edges of rows, heads, keys and tiles.
+#include "catch.hpp"
+#include "cuda/decode_attention.hpp"
+#include "cuda/gemm_4bit.hpp"
+#include "cuda/gemm_4bit_group.hpp"
+#include "device_matrix.hpp"
+
+using namespace kernels;
+using namespace qlorapp;
+
+namespace {
+
+std::vector<uint8_t> bytes_of_codes(int64_t n) {
+  std::vector<uint8_t> all(static_cast<size_t>(n));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint8_t>(i * 29 + 5);
+  return all;
+}
+
+int multiprocessors() {
+  int count = 0;
+  check_launch(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("attention of one query a row reads the row's keys, and nothing else", "[cuda]") {
+  if (no_gpu()) return;
+  const int arch = cuda::code_architecture();
+  for (const Float type : {Float::kFloat16, Float::kBFloat16}) {
+    for (const auto& [heads, kv_heads, dim] :
+         std::vector<std::array<int64_t, 3>>{{1, 1, 8}, {3, 1, 64}, {8, 2, 96}, {20, 1, 128}, {4, 4, 256}}) {
+      if (!cuda::has_decode_attention(type, dim, arch)) continue;
+      for (const int64_t longest : {1, 15, 16, 17, 65, 300}) {
+        for (const int64_t window : {int64_t{0}, int64_t{1}, int64_t{20}}) {
+          CAPTURE(static_cast<int>(type), heads, kv_heads, dim, longest, window);
+          const std::vector<int64_t> starts{longest, 0}, lengths{longest, std::max<int64_t>(1, longest / 2)};
+          const Memory first(starts), count(lengths);
+          // The last row's keys end with their memory.
+          const Matrix q(type, 2, heads * dim, {0, 8}, true), k(type, 2 * longest, kv_heads * dim, {0, 0}, true),
+              v(type, 2 * longest, kv_heads * dim, {0, 0}, true), out(type, 2, heads * dim, {0, 0}, false);
+          cuda::DecodeAttention work{.type = type,
+                                     .q = q.data(),
+                                     .k = k.data(),
+                                     .v = v.data(),
+                                     .out = out.data(),
+                                     .partial = nullptr,
+                                     .starts = first.at<int64_t>(),
+                                     .lengths = count.at<int64_t>(),
+                                     .q_row_stride = q.stride(),
+                                     .q_head_stride = dim,
+                                     .slot_stride = k.stride(),
+                                     .kv_head_stride = dim,
+                                     .rows = 2,
+                                     .heads = heads,
+                                     .kv_heads = kv_heads,
+                                     .head_dim = dim,
+                                     .window = window,
+                                     .splits = 1,
+                                     .scale = 0.125F};
+          for (const int64_t splits : {int64_t{1}, cuda::decode_splits(2, heads, kv_heads, longest, multiprocessors())}) {
+            work.splits = splits;
+            const Memory partial(cuda::decode_partial_floats(work) * 4);
+            work.partial = partial.at<float>();
+            check(cuda::decode_attention(work, nullptr));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("products of a group read weights and adapters and write y, and nothing else", "[cuda]") {
+  if (no_gpu()) return;
+  const int arch = cuda::code_architecture();
+  const Memory counters(std::vector<uint32_t>{0, 0});
+  for (const Float type : {Float::kFloat16, Float::kBFloat16}) {
+    for (const int64_t m : {1, 2, 8, 9, 16, 17, 33, 65, 128}) {
+      for (const auto& [k, heights] : std::vector<std::pair<int64_t, std::vector<int64_t>>>{
+               {256, {1}}, {256, {16, 17}}, {1024, {200, 8, 300}}, {4352, {257}}, {512, {5000, 3}}}) {
+        if (!cuda::has_gemm_4bit_group(m, k, 64, 256, type, arch)) continue;
+        for (const int64_t rank : {0, 3, 16}) {
+          for (const bool nested : {false, true}) {
+            CAPTURE(static_cast<int>(type), m, k, heights.front(), rank, nested);
+            std::vector<Memory> kept;
+            cuda::GemmFourBitGroup work;
+            int64_t width = 0;
+            const auto keep = [&](Memory memory) { return kept.emplace_back(std::move(memory)).at<void>(); };
+            for (const int64_t n : heights) {
+              cuda::GroupWeight& weight = work.weights[work.count++];
+              const int64_t blocks = n * k / 64;
+              weight.packed = static_cast<const uint8_t*>(keep(Memory(bytes_of_codes(n * k / 2))));
+              weight.absmax = keep(nested ? Memory(bytes_of_codes(blocks)) : Memory(numbers(Float::kFloat32, blocks)));
+              if (nested) {
+                weight.nested_absmax = static_cast<const float*>(keep(Memory(numbers(Float::kFloat32, (blocks + 255) / 256))));
+                weight.nested_offset = static_cast<const float*>(keep(Memory(std::vector<float>{0.5F})));
+              }
+              weight.n = n;
+              weight.rank = rank;
+              weight.u_column = work.ranks;
+              if (rank > 0) weight.b = keep(Memory(numbers(type, n * rank)));
+              work.ranks += rank;
+              width += n;
+            }
+            const Matrix x(type, m, k, {0, 64}, true), y(type, m, width, {0, 5}, false), a(type, work.ranks, k, {0, 0}, true);
+            const Memory u(numbers(type, m * work.ranks)), bias(numbers(type, width));
+            work.x = x.data(), work.x_stride = x.stride();
+            work.y = y.data(), work.y_stride = y.stride();
+            work.type = type, work.m = m, work.k = k;
+            if (work.ranks > 0) work.a = a.data(), work.u = u.at<void>(), work.counters = counters.at<unsigned>();
+            if (m % 2 == 0) work.bias = bias.at<void>();
+            const Memory partial(cuda::gemm_4bit_group_floats(work, multiprocessors()) * 4);
+            work.partial = partial.at<float>();
+            check(cuda::gemm_4bit_group(work, multiprocessors(), nullptr));
+            REQUIRE(y.wrote_only_its_rows());
+          }
+        }
+      }
+    }
+  }
+  REQUIRE(counters.bytes() == std::vector<unsigned char>(8, 0));
+}
