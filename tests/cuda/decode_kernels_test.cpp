@@ -11,12 +11,6 @@ using namespace qlorapp;
 
 namespace {
 
-std::vector<uint8_t> bytes_of_codes(int64_t n) {
-  std::vector<uint8_t> all(static_cast<size_t>(n));
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint8_t>(i * 29 + 5);
-  return all;
-}
-
 int multiprocessors() {
   int count = 0;
   check_launch(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
@@ -90,8 +84,8 @@ TEST_CASE("products of a group read weights and adapters and write y, and nothin
             for (const int64_t n : heights) {
               cuda::GroupWeight& weight = work.weights[work.count++];
               const int64_t blocks = n * k / 64;
-              weight.packed = static_cast<const uint8_t*>(keep(Memory(bytes_of_codes(n * k / 2))));
-              weight.absmax = keep(nested ? Memory(bytes_of_codes(blocks)) : Memory(numbers(Float::kFloat32, blocks)));
+              weight.packed = static_cast<const uint8_t*>(keep(Memory(codes(n * k / 2))));
+              weight.absmax = keep(nested ? Memory(codes(blocks)) : Memory(numbers(Float::kFloat32, blocks)));
               if (nested) {
                 weight.nested_absmax = static_cast<const float*>(keep(Memory(numbers(Float::kFloat32, (blocks + 255) / 256))));
                 weight.nested_offset = static_cast<const float*>(keep(Memory(std::vector<float>{0.5F})));

@@ -100,6 +100,13 @@ inline std::vector<unsigned char> numbers(Float type, int64_t n) {
   return bytes;
 }
 
+/// Bytes of all values.
+inline std::vector<uint8_t> codes(int64_t n) {
+  std::vector<uint8_t> all(static_cast<size_t>(n));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint8_t>(i * 37 + 11);
+  return all;
+}
+
 /// The numbers that these bytes are.
 inline std::vector<double> widened(Float type, const std::vector<unsigned char>& bytes) {
   const auto size = static_cast<size_t>(size_of(type));

@@ -13,12 +13,6 @@ using namespace qlorapp;
 
 namespace {
 
-std::vector<uint8_t> codes(int64_t n) {
-  std::vector<uint8_t> all(static_cast<size_t>(n));
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint8_t>(i * 37 + 11);
-  return all;
-}
-
 /// (rows, columns) in four bits, with scales or with codes of scales.
 struct Weight {
   Memory packed, absmax, nested_absmax, nested_offset;
