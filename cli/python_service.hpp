@@ -11,7 +11,7 @@
 namespace qlorapp::cli {
 
 /// The path of a script beside the text service, or of that itself (""). `python -m qlorapp` sets QLORAPP_PYTHON and QLORAPP_HF_TEXT;
-/// where nobody did: empty.
+/// without them it is empty.
 [[nodiscard]] std::string service_script(std::string_view file);
 
 /// An environment variable. @throws ValueError unless it is a number above 0.

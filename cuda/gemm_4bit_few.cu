@@ -5,7 +5,8 @@
 /// kernel in front has ended, which cannot have written them. Operands are formed as in gemm_4bit.cu. Pieces of 32 bytes of a row of codes are
 /// exchanged (by the row's last bits) so that lanes which read together read different banks.
 ///
-/// Teams that have no strip form u = x·Aᵀ first. A team waits for it when its first sums are there.
+/// The first teams form u = x·Aᵀ before their strips; the GPU starts them first, so none of the others waits for one that has not begun. A team
+/// waits for u when its first sums are there.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -99,7 +100,7 @@ __device__ __forceinline__ void wide_pairs(const unsigned char* table, uint2 cod
   pairs[7] = wide_pair<3>(table, codes.y, lane_bytes);
 }
 
-/// What a warp asks for next: of its strip in a tile the stages part, part + splits, …; tiles of the team in turn.
+/// The stage that a warp copies next. In its strip of a tile these are part, part + splits and so on; then the team's next tile follows.
 struct Asking {
   int64_t tile;
   int stage;
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant
   wait_for_earlier_kernels();
   __syncthreads();
   bool has_u = work.asked.ranks == 0;
-  if (!has_u) form_u<T>(work, parts, step - 1 - first_tile, step, team, thread);  // those without a tile first
+  if (!has_u) form_u<T>(work, parts, first_tile, step, team, thread);
 
   const T* const x = static_cast<const T*>(work.asked.x) + min(g, m - 1) * work.asked.x_stride + t * 16;
   const uint32_t lane_bytes = static_cast<uint32_t>(lane) * 4U;
@@ -294,7 +295,7 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant
   }
   wait_groups<0>();
   if (work.asked.ranks == 0) return;
-  join_team(team);  // nobody reads u any more: the last team leaves the counters as they were
+  join_team(team);  // the team has read u; the last team sets the counters back to 0
   if (thread == 0 && atomicAdd(work.asked.counters + 1, 1U) == gridDim.x * kTeams - 1) {
     work.asked.counters[0] = 0;
     work.asked.counters[1] = 0;
@@ -312,8 +313,7 @@ cudaError_t launch_few(const GemmFourBitGroup& asked, int multiprocessors, Strea
   while (work.splits > 1 && strips * work.splits / 2 >= kWarps * kTeams * multiprocessors * 7 / 10) work.splits /= 2;
   work.strips_each = kWarps / work.splits;
   work.tiles = (strips + work.strips_each - 1) / work.strips_each;
-  const int64_t teams = work.tiles + asked.ranks;
-  const auto ctas = static_cast<unsigned>(std::min<int64_t>((teams + kTeams - 1) / kTeams, multiprocessors));
+  const auto ctas = static_cast<unsigned>(std::min<int64_t>((work.tiles + kTeams - 1) / kTeams, multiprocessors));
   return launch_early<few_rows<T>>(dim3(ctas), kFewThreads, kFewBytes, stream, work);
 }
 

@@ -45,8 +45,8 @@ __device__ __forceinline__ uint32_t scaled_pair(const unsigned char* table, uint
   return pack_pair<T>(__fmul_rn(pair.x, scale), __fmul_rn(pair.y, scale));
 }
 
-/// What a thread copies of a stage: 16 bytes each of every 64th row of codes, and of every 16th row of x. Rows beyond the end are not copied: what
-/// stands in their place changes results alone that nobody stores.
+/// A thread copies 16 bytes of every 64th row of codes and of every 16th row of x. Rows beyond the end are not copied. Only results that are not
+/// stored depend on them.
 struct Copying {
   const unsigned char *codes, *x;  ///< Of the stage that is asked for next.
   int rows, tokens;                ///< That follow the thread's first, and itself; not above 0: none.
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, High<kTokenTiles>::kCtas) more_rows(
           static_cast<uint32_t>(min(row0 + warp * 32 + tile * 16 + half * 8 + g, weight.n - 1) * (work.asked.k / kBlock));
   const uint32_t last_stage = static_cast<uint32_t>(stages) - 1, nested_block = static_cast<uint32_t>(work.nested_block.value);
   const int shift = work.nested_block.shift;
-  /// What makes the scales of a stage: two codes and what they multiply; or two floats.
+  /// Reads a stage's scales: with double quantization two codes and their second-level scale, else two floats.
   const auto scales_of = [&](int64_t stage, uint32_t(&codes)[2][2], float(&outer)[2][2]) {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile)

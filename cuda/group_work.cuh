@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What both kernels of gemm_4bit_group.hpp share: copies that run beside the computation, and which weight a row belongs to.
+/// Shared by the kernels of gemm_4bit_group.hpp: asynchronous copies, and the weight that a row belongs to.
 #pragma once
 
 #include <atomic>
