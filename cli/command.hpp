@@ -38,6 +38,7 @@ int merge(const Arguments& arguments);
 int export_to(const Arguments& arguments);
 int eval(const Arguments& arguments);
 int generate(const Arguments& arguments);
+int chat(const Arguments& arguments);
 int inspect(const Arguments& arguments);
 int verify_resume(const Arguments& arguments);
 int verify_export(const Arguments& arguments);

@@ -31,6 +31,7 @@ constexpr Command kCommands[] = {
     {"train", "fine-tune low-rank adapters on a 4-bit base", qlorapp::cli::train},
     {"eval", "compute loss and exact matches on held-out rows", qlorapp::cli::eval},
     {"generate", "continue a prompt", qlorapp::cli::generate},
+    {"chat", "talk with a model in the terminal", qlorapp::cli::chat},
     {"plan", "estimate memory and time of a run without loading the model", qlorapp::cli::plan},
     {"quantize", "write a bitsandbytes 4-bit checkpoint", qlorapp::cli::quantize},
     {"merge", "write base and adapter as one 16-bit checkpoint", qlorapp::cli::merge},

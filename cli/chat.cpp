@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+#include <utility>
+
+#include "command.hpp"
+#include "core/check.hpp"
+#include "files/folder.hpp"
+#include "generation_options.hpp"
+#include "model_options.hpp"
+#include "progress.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/io/adapter.hpp"
+
+namespace qlorapp::cli {
+namespace {
+
+constexpr std::string_view kHelp =
+    "/reset       a new conversation\n"
+    "/regenerate  another answer to your last message\n"
+    "/adapter     the adapters that are loaded; /adapter NAME, /adapter none\n"
+    "/system TEXT a system message, in a new conversation\n"
+    "/quit        as Ctrl-D. Ctrl-C stops an answer.\n";
+
+volatile std::sig_atomic_t interrupts = 0;
+
+/// While it lives Ctrl-C is counted.
+class Interrupts {
+ public:
+  Interrupts() {
+    struct sigaction action {};
+    action.sa_handler = [](int) { interrupts = 1; };
+    sigemptyset(&action.sa_mask);  // without SA_RESTART: a line that is being typed is given up
+    ::sigaction(SIGINT, &action, &before_);
+  }
+  ~Interrupts() { ::sigaction(SIGINT, &before_, nullptr); }
+  Interrupts(const Interrupts&) = delete;
+  Interrupts& operator=(const Interrupts&) = delete;
+
+ private:
+  struct sigaction before_ {};
+};
+
+void put(std::string_view text, bool is_terminal) {
+  // A terminal would obey control characters.
+  if (is_terminal) print_text(stdout, text);
+  else std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+/// A conversation, and the model that answers.
+class Session {
+ public:
+  Session(CausalLM& model, FolderText& tools, GenerationOptions options, std::string system)
+      : model_(model),
+        tools_(tools),
+        options_(std::move(options)),
+        system_(std::move(system)),
+        terminal_(::isatty(STDOUT_FILENO) == 1) {
+    reset();
+  }
+
+  void run() {
+    for (std::string line; read(line);) {
+      if (line.starts_with('/')) {
+        if (!obey(line)) return;
+      } else if (line.find_first_not_of(" \t\r") != std::string::npos) {
+        messages_.push_back({"user", line});
+        answer();
+      }
+    }
+  }
+
+ private:
+  void reset() {
+    messages_.clear();
+    if (!system_.empty()) messages_.push_back({"system", system_});
+  }
+
+  /// @returns false at the end.
+  bool read(std::string& line) {
+    for (;;) {
+      if (terminal_ && ::isatty(STDIN_FILENO) == 1) {
+        std::fputs("> ", stdout);
+        std::fflush(stdout);
+      }
+      interrupts = 0;
+      errno = 0;
+      if (std::getline(std::cin, line)) return true;
+      if (interrupts == 0) return false;
+      std::cin.clear();
+      std::clearerr(stdin);
+      std::fputs("\n", stdout);  // Ctrl-C at an empty line: the session stays
+    }
+  }
+
+  bool obey(const std::string& line) {
+    const size_t space = std::min(line.find(' '), line.size());
+    const std::string word = line.substr(0, space), rest = line.substr(std::min(space + 1, line.size()));
+    if (word == "/quit" || word == "/exit") return false;
+    if (word == "/reset") {
+      reset();
+    } else if (word == "/system") {
+      system_ = rest;
+      reset();
+    } else if (word == "/regenerate") {
+      regenerate();
+    } else if (word == "/adapter") {
+      choose(rest);
+    } else {
+      std::fwrite(kHelp.data(), 1, kHelp.size(), stdout);
+    }
+    std::fflush(stdout);
+    return true;
+  }
+
+  void regenerate() {
+    if (!messages_.empty() && messages_.back().role == "assistant") messages_.pop_back();
+    if (messages_.empty() || messages_.back().role != "user") {
+      print_line(stdout, "there is no message to answer");
+      return;
+    }
+    ++options_.generate.sampling.seed;  // greedy answers stay what they were
+    answer();
+  }
+
+  void choose(const std::string& name) {
+    AdapterRegistry& adapters = model_.adapters();
+    const std::vector<std::string> names = adapters.names();
+    if (name == "none") {
+      adapters.enable(false);
+    } else if (!name.empty()) {
+      if (std::ranges::find(names, name) == names.end()) {
+        print_line(stdout, message("there is no adapter '{}'", name));
+        return;
+      }
+      adapters.activate(name);
+      adapters.enable(true);
+    }
+    print_line(stdout, message("adapters: {}; answers: {}", names.empty() ? "none" : joined(names),
+                               adapters.in_use() ? adapters.active_name() : std::string("the base")));
+  }
+
+  void answer() {
+    const std::string text = tools_.render(messages_, {.add_generation_prompt = true, .turns = false}).text;
+    std::vector<int64_t> ids;
+    for (const TokenId id : tools_.encode(text, false).ids) ids.push_back(id);
+    const int64_t positions = model_.config().max_position_embeddings;
+    if (std::ssize(ids) >= positions) {
+      print_line(stdout, message("the conversation has {} tokens, and the model {} positions: /reset begins a new one", ids.size(),
+                                 positions));
+      messages_.pop_back();
+      return;
+    }
+    GenerateOptions options = options_.generate;
+    options.max_new_tokens = std::min(options.max_new_tokens, positions - std::ssize(ids));
+    GrowingText shown(tools_, [&](std::string_view piece) { put(piece, terminal_); });
+    interrupts = 0;
+    options.on_token = [&](int64_t, int64_t token) {
+      shown.add(token);
+      return interrupts == 0;
+    };
+    const auto began = std::chrono::steady_clock::now();
+    static_cast<void>(generate(model_, ids, options));
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    shown.finish();
+    std::fputs("\n", stdout);
+    std::fflush(stdout);
+    if (terminal_)
+      print_line(stderr, message("[{} tokens, {:.1f} tokens/s{}]", shown.tokens(), static_cast<double>(shown.tokens()) / seconds,
+                                 interrupts != 0 ? ", stopped" : ""));
+    messages_.push_back({"assistant", shown.text()});
+  }
+
+  CausalLM& model_;
+  FolderText& tools_;
+  GenerationOptions options_;
+  std::string system_;
+  bool terminal_;
+  std::vector<Message> messages_;
+};
+
+}  // namespace
+
+int chat(const Arguments& arguments) {
+  ModelOptions model_options;
+  GenerationOptions options;
+  options.generate.max_new_tokens = 1024;
+  std::vector<std::string> adapters;
+  std::string system;
+  CommandLine line(
+      "chat", "--model DIR [--adapter DIR[,DIR…]]",
+      "A conversation in the terminal: a line is a message, and the answer appears as it grows. /help lists the words that\n"
+      "begin with a slash. From a pipe each line is a message, too.");
+  model_options.add_loading_to(line);
+  model_options.add_template_to(line);
+  line.option("adapter", adapters, "PEFT adapter folders; the first answers, /adapter NAME chooses another by its folder's name");
+  line.option("system", system, "system message");
+  options.add_to(line);
+  line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
+  line.group("Text", {"system", "chat_template", "max_new_tokens", "min_new_tokens"});
+  line.parse(arguments);
+  model_options.open();
+  options.settle(line);
+  const format::ModelConfig config = model_options.config();
+  const ComputeDtype computed = model_options.choose_dtype(config);
+  for (const std::string& adapter : adapters) check_adapter_folder("adapter", adapter);
+  if (computed.is_substitute) log_warning(message("computes in {}", computed.reason));
+  FolderText tools = model_options.text_tools(adapters.empty() ? "" : adapters.front());
+  tools.require_tokenizer("chat");
+  tools.require_template("chat");
+  CausalLM model = model_options.load(computed.dtype);
+  for (const std::string& adapter : adapters) load_adapter(model, adapter, files::file_name(adapter));
+  options.add_ends(model, tools, /*chat=*/true);
+  const Interrupts counted;
+  Session(model, tools, std::move(options), std::move(system)).run();
+  return 0;
+}
+
+}  // namespace qlorapp::cli

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What `generate` and `chat` share: options of sampling, what ends an answer, and text that appears as tokens come.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "command_line.hpp"
+#include "folder_text.hpp"
+#include "qlorapp/nn/generate.hpp"
+
+namespace qlorapp::cli {
+
+struct GenerationOptions {
+  GenerateOptions generate;
+  int64_t seed = 42;
+
+  void add_to(CommandLine& line);
+  /// After parse(). @throws ValueError for a seed or an option of sampling out of range.
+  void settle(const CommandLine& line);
+  /// The tokens that end an answer of this model. @param chat  whether its template is applied.
+  void add_ends(const CausalLM& model, FolderText& tools, bool chat);
+};
+
+/// Gives out an answer's text while it grows, whole characters only.
+class GrowingText {
+ public:
+  /// @param out  gets each piece.
+  GrowingText(FolderText& tools, std::function<void(std::string_view)> out) : tools_(tools), out_(std::move(out)) {}
+
+  void add(int64_t token);
+  /// What is left, even if it ends within a character.
+  void finish();
+  [[nodiscard]] const std::string& text() const { return text_; }
+  [[nodiscard]] int64_t tokens() const { return static_cast<int64_t>(ids_.size()); }
+
+ private:
+  void give(bool all);
+
+  FolderText& tools_;
+  std::function<void(std::string_view)> out_;
+  std::vector<TokenId> ids_;
+  size_t shown_ = 0, window_ = 0;  ///< Tokens whose text was given out; where what is decoded together begins.
+  std::string text_;
+};
+
+}  // namespace qlorapp::cli
