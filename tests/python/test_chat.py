@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conversation in the terminal, through a pipe and on a terminal of the test's own."""
+
+import os
+import pty
+import signal
+import subprocess
+import time
+
+import peer
+import pytest
+import torch
+import transformers
+from conftest import BUILD, ROOT
+
+TINY = ROOT / "examples" / "data" / "tiny-llama"
+PLAIN = ("--model", TINY, "--dtype", "float32", "--load_in_4bit", "false", "--max_new_tokens", 12)
+
+
+def chat(text, *options, **more):
+    command = [BUILD / "qlorapp", "chat", *map(str, PLAIN), *map(str, options)]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=120, **more)
+
+
+def answer_of(messages, adapter=None):
+    """transformers' greedy answer."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY)
+    model = transformers.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    if adapter is not None:
+        model.load_adapter(str(adapter))
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|eot_id|>")]
+    out = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=ends, pad_token_id=tokenizer.eos_token_id)
+    return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def adapter_at(folder):
+    base = transformers.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    peer.add_adapters(base, r=4, lora_alpha=64).save_pretrained(folder)
+    return folder
+
+
+def test_a_conversation_is_that_of_the_template(tmp_path):
+    first = [{"role": "user", "content": "Hello!"}]
+    one = answer_of(first)
+    second = [*first, {"role": "assistant", "content": one}, {"role": "user", "content": "Where is the kite?"}]
+    two = answer_of(second)
+    done = chat("Hello!\n\nWhere is the kite?\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{one}\n{two}\n"
+    again = chat("Hello!\n/regenerate\n/reset\nHello!\n/quit\nnot read\n")
+    assert again.stdout == f"{one}\n{one}\n{one}\n"
+    told = chat("Hello!\n", "--system", "Be brief.").stdout
+    assert told == answer_of([{"role": "system", "content": "Be brief."}, *first]) + "\n"
+    assert chat("/system Be brief.\nHello!\n").stdout == told
+
+
+def test_adapters_are_chosen_by_name(tmp_path):
+    adapters = [adapter_at(tmp_path / name) for name in ("one", "two")]
+    asked = [{"role": "user", "content": "Hello!"}]
+    base, with_one = answer_of(asked), answer_of(asked, adapters[0])
+    text = "Hello!\n/adapter none\n/reset\nHello!\n/adapter two\n/reset\nHello!\n/adapter three\n"
+    done = chat(text, "--adapter", f"{adapters[0]},{adapters[1]}")
+    lines = done.stdout.splitlines()
+    assert lines[0] == with_one and lines[1] == "adapters: one, two; answers: the base" and lines[2] == base
+    assert lines[3] == "adapters: one, two; answers: two" and lines[-1] == "there is no adapter 'three'"
+
+
+def test_samples_differ_by_seed_and_repeat():
+    options = ("--temperature", 1.5, "--seed", 3)
+    one, two = (chat("Hello!\n/regenerate\n", *options).stdout for _ in range(2))
+    assert one == two and len(set(one.splitlines())) > 1
+
+
+def test_ctrl_c_stops_the_answer_and_the_session_stays():
+    host, terminal = pty.openpty()
+    command = [BUILD / "qlorapp", "chat", *map(str, PLAIN[:-1]), "400", "--min_new_tokens", "400"]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    seen = b""
+
+    def until(text, seconds=60):
+        nonlocal seen
+        end = time.monotonic() + seconds
+        while text not in seen and time.monotonic() < end:
+            seen += os.read(host, 4096)
+        assert text in seen, seen
+        seen = seen[seen.index(text) + len(text) :]
+
+    until(b"> ")
+    os.write(host, b"Hello!\n")
+    until(b"Hello!\r\n")
+    while len(seen) < 4:
+        seen += os.read(host, 4096)
+    process.send_signal(signal.SIGINT)
+    until(b"stopped]")
+    until(b"> ")
+    process.send_signal(signal.SIGINT)  # at an empty line
+    until(b"> ")
+    os.write(host, b"/quit\n")
+    assert process.wait(timeout=30) == 0
+    os.close(host)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--seed", "-1"), "must be an integer >= 0"),
+        (("--adapter", "nowhere"), "nowhere"),
+        (("--top_p", "2"), "top_p must be in"),
+    ],
+)
+def test_bad_input(options, message):
+    done = chat("Hello!\n", *options)
+    assert done.returncode in (1, 2) and message in done.stderr and not done.stdout
+
+
+def test_a_conversation_that_the_model_cannot_hold_is_said():
+    done = chat("x " * 3000 + "\nHello!\n")
+    assert done.returncode == 0
+    first, second = done.stdout.splitlines()
+    assert "/reset begins a new one" in first and second == answer_of([{"role": "user", "content": "Hello!"}])
