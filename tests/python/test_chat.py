@@ -62,8 +62,8 @@ def test_adapters_are_chosen_by_name(tmp_path):
     text = "Hello!\n/adapter none\n/reset\nHello!\n/adapter two\n/reset\nHello!\n/adapter three\n"
     done = chat(text, "--adapter", f"{adapters[0]},{adapters[1]}")
     lines = done.stdout.splitlines()
-    assert lines[0] == with_one and lines[1] == "adapters: one, two; answers: the base" and lines[2] == base
-    assert lines[3] == "adapters: one, two; answers: two" and lines[-1] == "there is no adapter 'three'"
+    assert lines[0] == with_one and lines[1] == "adapters: [one, two]; answers: the base" and lines[2] == base
+    assert lines[3] == "adapters: [one, two]; answers: two" and lines[-1] == "there is no adapter 'three'"
 
 
 def test_samples_differ_by_seed_and_repeat():
