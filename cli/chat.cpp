@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <utility>
@@ -25,32 +24,6 @@ constexpr std::string_view kHelp =
     "/adapter     the adapters that are loaded; /adapter NAME, /adapter none\n"
     "/system TEXT a system message, in a new conversation\n"
     "/quit        as Ctrl-D. Ctrl-C stops an answer.\n";
-
-volatile std::sig_atomic_t interrupts = 0;
-
-/// While it lives Ctrl-C is counted.
-class Interrupts {
- public:
-  Interrupts() {
-    struct sigaction action {};
-    action.sa_handler = [](int) { interrupts = 1; };
-    sigemptyset(&action.sa_mask);  // without SA_RESTART: a line that is being typed is given up
-    ::sigaction(SIGINT, &action, &before_);
-  }
-  ~Interrupts() { ::sigaction(SIGINT, &before_, nullptr); }
-  Interrupts(const Interrupts&) = delete;
-  Interrupts& operator=(const Interrupts&) = delete;
-
- private:
-  struct sigaction before_ {};
-};
-
-void put(std::string_view text, bool is_terminal) {
-  // A terminal would obey control characters.
-  if (is_terminal) print_text(stdout, text);
-  else std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
 
 /// A conversation, and the model that answers.
 class Session {
@@ -88,10 +61,10 @@ class Session {
         std::fputs("> ", stdout);
         std::fflush(stdout);
       }
-      interrupts = 0;
+      Interrupts::forget();
       errno = 0;
       if (std::getline(std::cin, line)) return true;
-      if (interrupts == 0) return false;
+      if (!Interrupts::came()) return false;
       std::cin.clear();
       std::clearerr(stdin);
       std::fputs("\n", stdout);  // Ctrl-C at an empty line: the session stays
@@ -158,21 +131,18 @@ class Session {
     }
     GenerateOptions options = options_.generate;
     options.max_new_tokens = std::min(options.max_new_tokens, positions - std::ssize(ids));
-    GrowingText shown(tools_, [&](std::string_view piece) { put(piece, terminal_); });
-    interrupts = 0;
+    GrowingText shown(tools_, [&](std::string_view piece) { show(piece, terminal_); });
+    Interrupts::forget();
     options.on_token = [&](int64_t, int64_t token) {
       shown.add(token);
-      return interrupts == 0;
+      return !Interrupts::came();
     };
     const auto began = std::chrono::steady_clock::now();
     static_cast<void>(generate(model_, ids, options));
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     shown.finish();
     std::fputs("\n", stdout);
     std::fflush(stdout);
-    if (terminal_)
-      print_line(stderr, message("[{} tokens, {:.1f} tokens/s{}]", shown.tokens(), static_cast<double>(shown.tokens()) / seconds,
-                                 interrupts != 0 ? ", stopped" : ""));
+    if (terminal_) print_line(stderr, message("[{}{}]", speed_text(shown.tokens(), began), Interrupts::came() ? ", stopped" : ""));
     messages_.push_back({"assistant", shown.text()});
   }
 

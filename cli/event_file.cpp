@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "event_file.hpp"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <chrono>
 #include <span>
 
 #include "core/check.hpp"
 #include "files/checksum.hpp"
 #include "files/folder.hpp"
-#include "files/retry.hpp"
 
 namespace qlorapp::cli {
 namespace {
@@ -82,15 +79,13 @@ std::string host() {
 EventFile::EventFile(const std::string& folder) {
   files::make_folders("report_to", folder);
   const double seconds = now();
-  path_ = files::path_in(folder, message("events.out.tfevents.{}.{}.{}", static_cast<int64_t>(seconds), host(), ::getpid()));
-  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) throw IoError(message("[report_to] {} cannot be made.", path_), errno);
+  const std::string path =
+      files::path_in(folder, message("events.out.tfevents.{}.{}.{}", static_cast<int64_t>(seconds), host(), ::getpid()));
+  file_.emplace(path);
   Message event = event_at(seconds);
   event.text(3, "brain.Event:2");
   write(event.bytes());
 }
-
-EventFile::~EventFile() { ::close(descriptor_); }
 
 void EventFile::add(int64_t step, const std::vector<std::pair<std::string, double>>& values) {
   Message summary;
@@ -113,11 +108,7 @@ void EventFile::write(std::string_view event) {
   append(record, masked_checksum(length));
   record += event;
   append(record, masked_checksum(event));
-  for (size_t done = 0; done < record.size();) {
-    const ssize_t count = files::retrying([&] { return ::write(descriptor_, record.data() + done, record.size() - done); });
-    if (count < 0) throw IoError(message("[report_to] {} cannot be written.", path_), errno);
-    done += static_cast<size_t>(count);
-  }
+  file_->append(record);
 }
 
 }  // namespace qlorapp::cli

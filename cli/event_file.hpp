@@ -7,10 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "files/growing_file.hpp"
 
 namespace qlorapp::cli {
 
@@ -18,19 +21,15 @@ class EventFile {
  public:
   /// Makes events.out.tfevents.<seconds>.<host>.<process> in a folder, which is made. @throws IoError.
   explicit EventFile(const std::string& folder);
-  ~EventFile();
-  EventFile(const EventFile&) = delete;
-  EventFile& operator=(const EventFile&) = delete;
 
-  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const std::string& path() const { return file_->path(); }
   /// Numbers of one step, by tag ("train/loss"). @throws IoError.
   void add(int64_t step, const std::vector<std::pair<std::string, double>>& values);
 
  private:
   void write(std::string_view event);
 
-  std::string path_;
-  int descriptor_ = -1;
+  std::optional<files::GrowingFile> file_;
 };
 
 }  // namespace qlorapp::cli

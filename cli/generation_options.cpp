@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "generation_options.hpp"
 
+#include <cstdio>
 #include <span>
 
 #include "core/check.hpp"
+#include "progress.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp::cli {
+namespace {
+
+volatile std::sig_atomic_t interrupted = 0;
+
+}  // namespace
 
 void GenerationOptions::add_to(CommandLine& line) {
   line.option("max_new_tokens", generate.max_new_tokens, "maximum number of new tokens");
@@ -65,6 +72,31 @@ void GrowingText::give(bool all) {
   shown_ = ids_.size();
   text_ += piece;
   if (!piece.empty()) out_(piece);
+}
+
+Interrupts::Interrupts() {
+  interrupted = 0;
+  struct sigaction action {};
+  action.sa_handler = [](int) { interrupted = 1; };
+  sigemptyset(&action.sa_mask);  // without SA_RESTART: a line that is being typed is given up
+  ::sigaction(SIGINT, &action, &before_);
+}
+
+Interrupts::~Interrupts() { ::sigaction(SIGINT, &before_, nullptr); }
+
+bool Interrupts::came() { return interrupted != 0; }
+
+void Interrupts::forget() { interrupted = 0; }
+
+void show(std::string_view text, bool is_terminal) {
+  if (is_terminal) print_text(stdout, text);
+  else std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+std::string speed_text(int64_t tokens, std::chrono::steady_clock::time_point began) {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  return message("{} tokens, {:.1f} tokens/s", tokens, static_cast<double>(tokens) / seconds);
 }
 
 }  // namespace qlorapp::cli

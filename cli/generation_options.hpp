@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What `generate` and `chat` share: options of sampling, what ends an answer, and text that appears as tokens come.
+/// What `generate` and `chat` share: options of sampling, what ends an answer, text that appears as tokens come, and Ctrl-C.
 #pragma once
 
+#include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -46,5 +48,26 @@ class GrowingText {
   size_t shown_ = 0, window_ = 0;  ///< Tokens whose text was given out; where what is decoded together begins.
   std::string text_;
 };
+
+/// While it lives Ctrl-C is noted, and what is being read from a terminal is given up. One at a time.
+class Interrupts {
+ public:
+  Interrupts();
+  ~Interrupts();
+  Interrupts(const Interrupts&) = delete;
+  Interrupts& operator=(const Interrupts&) = delete;
+
+  [[nodiscard]] static bool came();
+  static void forget();
+
+ private:
+  struct sigaction before_ {};
+};
+
+/// Writes a part of an answer to stdout. A terminal would obey control characters, so it gets them escaped.
+void show(std::string_view text, bool is_terminal);
+
+/// "340 tokens, 106.2 tokens/s".
+[[nodiscard]] std::string speed_text(int64_t tokens, std::chrono::steady_clock::time_point began);
 
 }  // namespace qlorapp::cli

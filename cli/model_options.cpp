@@ -189,15 +189,19 @@ Dataset read_file(const std::string& file, const DatasetOptions& options, Folder
 
 }  // namespace
 
-Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools, Split split) {
-  std::vector<std::string> names = {path}, files;
+std::vector<std::string> row_files_of(const std::string& path, Split split) {
+  std::vector<std::string> names = {path}, found;
   if (path.find(',') != std::string::npos && !files::exists(path)) names = detail::split_at_commas(path);
   for (const std::string& name : names) {
-    for (std::string& file : row_files(name, split)) files.push_back(std::move(file));
+    for (std::string& file : row_files(name, split)) found.push_back(std::move(file));
   }
+  return found;
+}
+
+Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools, Split split) {
   Dataset all;
   int64_t rows = 0;
-  for (const std::string& file : files) {
+  for (const std::string& file : row_files_of(path, split)) {
     Dataset data = read_file(file, options, tools);
     remove_made(file);
     log_info(message("{}: {}", file, data.summary.line()));

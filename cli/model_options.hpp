@@ -71,6 +71,9 @@ struct RowOptions {
   void apply_to(DatasetOptions& rows) const;
 };
 
+/// The files of one name, or of several separated by commas; as row_files().
+[[nodiscard]] std::vector<std::string> row_files_of(const std::string& path, Split split);
+
 /// Reads rows, logs their summary and warnings, and where options.prefer_assistant_only fails reads whole rows. Rows of input_ids need neither tokenizer nor template.
 /// @param path  one file, or several separated by commas, which may differ in format. The summary returned is the first one's.
 /// @param split  that is read of a dataset on the hub.

@@ -2,6 +2,7 @@
 // Generation: choosing tokens, and the loop around it.
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "bind.hpp"
 #include "core/check.hpp"
@@ -16,18 +17,40 @@ SamplingOptions sampling(bool do_sample, double temperature, int64_t top_k, doub
   return {do_sample, temperature, top_k, top_p, min_p, repetition_penalty, seed};
 }
 
-/// on_token(row, token) is asked with the GIL; between tokens signals are looked for, so that a stop button works.
+/// on_token(row, token) and on_end(row, tokens) are called with the GIL; between tokens signals are looked for, so that a stop button works.
 std::vector<std::vector<int64_t>> generate_rows(CausalLM& model, const std::vector<std::vector<int64_t>>& prompts,
                                                 int64_t max_new_tokens, int64_t min_new_tokens, std::vector<int64_t> eos_token_ids,
-                                                const SamplingOptions& options, const std::optional<py::function>& on_token) {
-  GenerateOptions all{max_new_tokens, min_new_tokens, std::move(eos_token_ids), options, {}};
+                                                const SamplingOptions& options, const std::optional<py::function>& on_token,
+                                                const std::optional<py::function>& on_end, int64_t max_rows, int64_t cache_bytes) {
+  GenerateOptions all{.max_new_tokens = max_new_tokens,
+                      .min_new_tokens = min_new_tokens,
+                      .eos_token_ids = std::move(eos_token_ids),
+                      .sampling = options,
+                      .on_token = {},
+                      .on_end = {},
+                      .max_rows = max_rows,
+                      .cache_bytes = cache_bytes};
   all.on_token = [&](int64_t row, int64_t token) {
     const py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     return !on_token || (*on_token)(row, token).cast<bool>();
   };
+  if (on_end) {
+    all.on_end = [&](int64_t row, std::span<const int64_t> tokens) {
+      const py::gil_scoped_acquire gil;
+      (*on_end)(row, std::vector<int64_t>(tokens.begin(), tokens.end()));
+    };
+  }
   const py::gil_scoped_release no_gil;
   return generate(model, prompts, all);
+}
+
+/// (rows, V) bool with the tokens of each list.
+at::Tensor tokens_mask(const std::vector<at::Tensor>& tokens, const at::Tensor& logits) {
+  if (tokens.empty()) return {};
+  at::Tensor mask = logits.new_zeros(logits.sizes(), logits.options().dtype(at::kBool));
+  for (size_t row = 0; row < tokens.size(); ++row) mask.select(0, static_cast<int64_t>(row)).index_fill_(0, tokens[row], true);
+  return mask;
 }
 
 /// Hidden states of tokens that follow those of the cache's rows: of each row's last one, or of all.
@@ -71,16 +94,20 @@ void bind_generate(py::module_& m) {
         py::arg("every_token") = false, NoGil(), "A forward pass over all rows that appends to the cache, which grows as needed.");
   m.def("generate", &generate_rows, py::arg("model"), py::arg("prompts"), py::kw_only(), py::arg("max_new_tokens"),
         py::arg("min_new_tokens") = 0, py::arg("eos_token_ids") = std::vector<int64_t>{}, py::arg("sampling") = SamplingOptions{},
-        py::arg("on_token") = std::nullopt, "The new tokens of each prompt; on_token(row, token) returning False ends a row.");
+        py::arg("on_token") = std::nullopt, py::arg("on_end") = std::nullopt, py::arg("max_rows") = GenerateOptions{}.max_rows,
+        py::arg("cache_bytes") = 0,
+        "The new tokens of each prompt; on_token(row, token) returning False ends a row, on_end(row, tokens) gets it when it has "
+        "ended. include/qlorapp/nn/generate.hpp.");
   m.def(
       "warped_logits",
-      [](const at::Tensor& logits, const std::vector<at::Tensor>& seen, const std::vector<int64_t>& blocked,
-         const SamplingOptions& options) { return warped_logits(logits, seen, blocked, options); },
-      py::arg("logits"), py::arg("seen"), py::arg("blocked"), py::arg("sampling"), NoGil());
+      [](const at::Tensor& logits, const std::vector<at::Tensor>& seen, const SamplingOptions& options) {
+        return warped_logits(logits, tokens_mask(seen, logits), {}, options);
+      },
+      py::arg("logits"), py::arg("seen"), py::arg("sampling"), NoGil());
   m.def(
       "choose_tokens",
       [](const at::Tensor& logits, const std::vector<int64_t>& rows, int64_t position, const SamplingOptions& options) {
-        return choose_tokens(logits, rows, position, options);
+        return choose_tokens(logits, rows, std::vector<int64_t>(rows.size(), position), options);
       },
       py::arg("logits"), py::arg("rows"), py::arg("position"), py::arg("sampling"), NoGil());
 }

@@ -165,6 +165,29 @@ RowShape RowShape::detect(const Row& row, const DatasetOptions& options, const s
   unknown_shape(row, where);
 }
 
+std::optional<std::string> RowShape::question_without_answer(const Row& row, const DatasetOptions& options) {
+  if (!row.is_object() || has(row, "input_ids") || options.text_field != "text" || !options.messages_field.empty())
+    return std::nullopt;
+  const auto is_alone = [&](const std::string& question, const std::string& answer) {
+    return has(row, question) && !has(row, answer);
+  };
+  if (!options.prompt_field.empty() || !options.completion_field.empty()) {
+    const std::string question = options.prompt_field.empty() ? "prompt" : options.prompt_field;
+    const std::string answer = options.completion_field.empty() ? "completion" : options.completion_field;
+    return is_alone(question, answer) ? std::optional(question) : std::nullopt;
+  }
+  if (has(row, "messages") || has(row, "conversations") || has(row, "text")) return std::nullopt;
+  if (is_alone("prompt", "completion")) return "prompt";
+  for (const auto& names : kInstructions) {
+    if (has_all(row, {names.question, names.answer})) return std::nullopt;
+  }
+  for (const auto& names : kInstructions) {
+    const std::string question(names.question);
+    if (has(row, question) && (names.context.empty() || !has(row, names.context))) return question;
+  }
+  return std::nullopt;
+}
+
 RowShape RowShape::messages(const Row& row, const std::string& column) {
   std::string description = column == "messages" ? column : message("'{}' (messages)", column);
   const bool sharegpt = is_sharegpt(row[column]);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,9 @@ class RowShape {
 
   /// @throws FormatError "[where] …" for a row of another shape.
   [[nodiscard]] Row canonical(Row row, const std::string& where) const;
+
+  /// The column of a question that the row has, and no answer beside it: such a row is none to train on.
+  [[nodiscard]] static std::optional<std::string> question_without_answer(const Row& row, const DatasetOptions& options);
 
   [[nodiscard]] RowFormat format() const { return format_; }
   /// For logs: the form of the rows, and the use of their columns if it is not obvious.

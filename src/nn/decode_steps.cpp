@@ -105,8 +105,8 @@ at::Tensor DecodeSteps::forward(CausalLM& model, const at::Tensor& tokens, std::
   for (int64_t i = 0; i < padded; ++i) {
     const int64_t row = rows[static_cast<size_t>(i < count ? i : 0)], length = cache.lengths[static_cast<size_t>(row)];
     numbers[i] = length - 1;
-    numbers[padded + i] = row * cache.capacity + length - 1;
-    numbers[2 * padded + i] = row * cache.capacity;
+    numbers[padded + i] = cache.start(row) + length - 1;
+    numbers[2 * padded + i] = cache.start(row);
     numbers[3 * padded + i] = length;
   }
   step.numbers.copy_(host, /*non_blocking=*/true);

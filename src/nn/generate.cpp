@@ -5,21 +5,31 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <numeric>
-#include <set>
+#include <optional>
 
 #include "core/check.hpp"
 #include "nn/generation_cache.hpp"
+#include "nn/slot_arena.hpp"
+#include "ops/device_memory.hpp"
+#include "qlorapp/core/units.hpp"
 
 namespace qlorapp {
 namespace {
 
-at::Tensor ids_on(at::Device device, const std::vector<int64_t>& ids) {
-  return at::tensor(ids, at::TensorOptions().dtype(at::kLong)).to(device);
-}
+using Prompts = std::vector<std::vector<int64_t>>;
 
-void check(const CausalLM& model, const std::vector<std::vector<int64_t>>& prompts, const GenerateOptions& options) {
+/// Tokens of prompts in one pass, unless one prompt has more.
+constexpr int64_t kTokensAtOnce = 8192;
+/// A shorter common beginning is computed again: a second pass takes longer.
+constexpr int64_t kLeastShared = 32;
+
+void check(const CausalLM& model, const Prompts& prompts, const GenerateOptions& options) {
   QLORAPP_CHECK_VALUE(options.max_new_tokens >= 1, "[generate] max_new_tokens must be at least 1; got {}.", options.max_new_tokens);
+  QLORAPP_CHECK_VALUE(options.max_rows >= 1, "[generate] max_rows must be at least 1; got {}.", options.max_rows);
+  QLORAPP_CHECK_VALUE(options.cache_bytes >= 0, "[generate] cache_bytes must be at least 0; got {}.", options.cache_bytes);
   options.sampling.validate();
   QLORAPP_CHECK_VALUE(!prompts.empty(), "[generate] there must be a prompt; got none.");
   const int64_t vocabulary = model.config().vocab_size;
@@ -33,23 +43,240 @@ void check(const CausalLM& model, const std::vector<std::vector<int64_t>>& promp
   }
 }
 
-/// The eos tokens that the model has at all, where they are not allowed yet.
-std::vector<int64_t> blocked_now(const CausalLM& model, const GenerateOptions& options, int64_t position) {
-  std::vector<int64_t> blocked;
-  if (position >= options.min_new_tokens) return blocked;
-  for (const int64_t id : options.eos_token_ids) {
-    if (id >= 0 && id < model.config().vocab_size) blocked.push_back(id);
+/// Rows whose angles do not depend on their length, or not while they are here, may stand beside each other.
+enum class Angles : uint8_t { kShort, kLong, kChanging };
+
+Angles angles_of(const format::ModelConfig& config, int64_t prompt, int64_t most) {
+  Angles found = Angles::kShort;
+  for (const format::RopeSettings& rope : config.ropes) {
+    if (!is_long_for(rope, most)) continue;
+    const bool stay = rope.type == format::RopeSettings::Type::kLongRope && is_long_for(rope, prompt);
+    found = std::max(found, stay ? Angles::kLong : Angles::kChanging);
   }
-  return blocked;
+  return found;
 }
 
-/// Whether the cache's keys turned by other angles than those of rows of this length do (longrope). They are then formed again, as transformers
-/// does for Phi-3.
+/// Whether the cache's keys turned by other angles than those of a row of this length do (longrope). They are then formed again, as
+/// transformers does for Phi-3.
 bool outgrows(const format::ModelConfig& config, int64_t before, int64_t now) {
-  return std::any_of(config.ropes.begin(), config.ropes.end(), [&](const format::RopeSettings& rope) {
+  return std::ranges::any_of(config.ropes, [&](const format::RopeSettings& rope) {
     return rope.type == format::RopeSettings::Type::kLongRope && is_long_for(rope, before) != is_long_for(rope, now);
   });
 }
+
+/// Tokens that both begin with. The last of a prompt is not among them: its logits are wanted.
+int64_t common_beginning(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
+  const auto differ = std::ranges::mismatch(a, b).in1;
+  return std::min(differ - a.begin(), std::ssize(a) - 1);
+}
+
+class Generation {
+ public:
+  Generation(CausalLM& model, const Prompts& prompts, const GenerateOptions& options)
+      : model_(model),
+        prompts_(prompts),
+        options_(options),
+        generated_(prompts.size()),
+        seats_(static_cast<size_t>(std::min(options.max_rows, std::ssize(prompts)))),
+        arena_(0) {
+    std::vector<int64_t> wanted;
+    for (size_t row = 0; row < prompts.size(); ++row) wanted.push_back(room_of(row));
+    const int64_t longest = std::ranges::max(wanted);
+    std::ranges::nth_element(wanted, wanted.begin() + std::ssize(seats_) - 1, std::greater<>());
+    int64_t slots = std::accumulate(wanted.begin(), wanted.begin() + std::ssize(seats_), int64_t{0});
+    const int64_t bytes = cache_bytes_per_position(model), most = cache_bytes();
+    if (slots > most / bytes) slots = most / bytes;
+    QLORAPP_CHECK_VALUE(
+        longest <= slots,
+        "[generate] a row of {} positions, of its prompt and max_new_tokens ({}), takes {} of keys and values; {} may be used. "
+        "Shorten the prompt, lower max_new_tokens, or give the cache more.",
+        longest, options.max_new_tokens, to_string(Bytes{longest * bytes}), to_string(Bytes{most}));
+    cache_ = make_cache(model, std::ssize(seats_), longest, slots);
+    cache_.starts.assign(seats_.size(), 0);
+    cache_.adapters_are_constant = true;
+    arena_ = SlotArena(slots);
+    if (is_penalized())
+      seen_ = at::zeros({std::ssize(seats_), model.config().vocab_size}, at::TensorOptions(model.device()).dtype(at::kBool));
+  }
+
+  Prompts run() {
+    while (next_ < prompts_.size() || taken_ > 0) {
+      enter();
+      pass();
+    }
+    return std::move(generated_);
+  }
+
+ private:
+  struct Seat {
+    std::optional<size_t> row;
+    int64_t token = 0;  ///< Chosen, not computed yet.
+  };
+
+  /// A row's tokens that a pass computes.
+  struct Part {
+    int64_t seat = 0;
+    std::span<const int64_t> tokens;
+  };
+
+  [[nodiscard]] bool is_penalized() const { return options_.sampling.repetition_penalty != 1.0; }
+  [[nodiscard]] int64_t room_of(size_t row) const { return std::ssize(prompts_[row]) + options_.max_new_tokens; }
+  [[nodiscard]] Angles angles_of_row(size_t row) const {
+    return angles_of(model_.config(), std::ssize(prompts_[row]), room_of(row));
+  }
+  [[nodiscard]] int64_t cache_bytes() const {
+    if (options_.cache_bytes > 0) return options_.cache_bytes;
+    const auto room = ops::device_room(model_.device());
+    return room ? room->free.count / 10 * 9 : std::numeric_limits<int64_t>::max();
+  }
+  [[nodiscard]] at::Tensor on_device(const std::vector<int64_t>& values) const {
+    return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(model_.device());
+  }
+
+  /// Seats waiting prompts, in their order, and computes them. Unless no row is left, some seats must be free: a pass of few prompts costs as
+  /// much as one of some more.
+  void enter() {
+    const int64_t free = std::ssize(seats_) - taken_, waiting = std::ssize(prompts_) - static_cast<int64_t>(next_);
+    if (taken_ > 0 && free < std::min(waiting, std::max<int64_t>(std::ssize(seats_) / 8, 1))) return;
+    std::vector<int64_t> entered;
+    for (int64_t tokens = 0; next_ < prompts_.size() && taken_ < std::ssize(seats_); ++next_) {
+      const std::vector<int64_t>& prompt = prompts_[next_];
+      const Angles angles = angles_of_row(next_);
+      tokens += std::ssize(prompt);
+      if (taken_ > 0 && (angles != angles_ || angles == Angles::kChanging)) break;
+      if (!entered.empty() && tokens > kTokensAtOnce) break;
+      const std::optional<int64_t> start = arena_.take(room_of(next_));
+      if (!start) break;
+      angles_ = angles;
+      const auto seat = std::ranges::find_if(seats_, [](const Seat& one) { return !one.row; });
+      seat->row = next_;
+      const int64_t number = seat - seats_.begin();
+      cache_.starts[static_cast<size_t>(number)] = *start;
+      cache_.lengths[static_cast<size_t>(number)] = 0;
+      entered.push_back(number);
+      ++taken_;
+      if (is_penalized()) {
+        seen_.select(0, number).zero_();
+        seen_.select(0, number).index_fill_(0, on_device(prompt), true);
+      }
+    }
+    compute_prompts(entered);
+  }
+
+  /// Those with a beginning that another row has, or gets now, after the others.
+  void compute_prompts(const std::vector<int64_t>& entered) {
+    std::vector<Part> whole, rest;
+    std::vector<int64_t> from, to;  // slots
+    for (const int64_t seat : entered) {
+      const std::vector<int64_t>& prompt = prompts_[*seats_[static_cast<size_t>(seat)].row];
+      int64_t shared = 0, source = 0;
+      for (int64_t other = 0; other < std::ssize(seats_); ++other) {
+        const std::optional<size_t> row = seats_[static_cast<size_t>(other)].row;
+        const bool waits =
+            std::ranges::find(entered, other) != entered.end() && std::ranges::find(whole, other, &Part::seat) == whole.end();
+        if (!row || other == seat || waits) continue;
+        const int64_t found = common_beginning(prompt, prompts_[*row]);
+        if (found > shared) shared = found, source = other;
+      }
+      if (shared < std::max(kLeastShared, std::ssize(prompt) / 2)) {
+        whole.push_back({seat, prompt});
+        continue;
+      }
+      rest.push_back({seat, std::span(prompt).subspan(static_cast<size_t>(shared))});
+      for (int64_t i = 0; i < shared; ++i) {
+        from.push_back(cache_.start(source) + i);
+        to.push_back(cache_.start(seat) + i);
+      }
+      cache_.lengths[static_cast<size_t>(seat)] = shared;
+    }
+    compute(whole);
+    if (rest.empty()) return;
+    const at::Tensor read = on_device(from), written = on_device(to);
+    for (KeyValueCache& block : cache_.blocks) {
+      for (at::Tensor* slots : {&block.keys, &block.values}) slots->index_copy_(0, written, slots->index_select(0, read));
+    }
+    compute(rest);
+  }
+
+  /// One more token of each row.
+  void pass() {
+    std::vector<Part> parts;
+    std::vector<int64_t> again;
+    for (int64_t seat = 0; seat < std::ssize(seats_); ++seat) {
+      const Seat& own = seats_[static_cast<size_t>(seat)];
+      if (!own.row) continue;
+      int64_t& length = cache_.lengths[static_cast<size_t>(seat)];
+      if (outgrows(model_.config(), length, length + 1)) {  // it is the only row
+        again = prompts_[*own.row];
+        again.insert(again.end(), generated_[*own.row].begin(), generated_[*own.row].end());
+        length = 0;
+        parts.push_back({seat, again});
+      } else {
+        parts.push_back({seat, std::span(&own.token, 1)});
+      }
+    }
+    compute(parts);
+  }
+
+  void compute(const std::vector<Part>& parts) {
+    if (parts.empty()) return;
+    std::vector<int64_t> tokens, counts, seats, rows, positions;
+    for (const Part& part : parts) {
+      tokens.insert(tokens.end(), part.tokens.begin(), part.tokens.end());
+      counts.push_back(std::ssize(part.tokens));
+      seats.push_back(part.seat);
+      const size_t row = *seats_[static_cast<size_t>(part.seat)].row;
+      rows.push_back(static_cast<int64_t>(row));
+      positions.push_back(std::ssize(generated_[row]));
+    }
+    const at::Tensor logits = model_.logits(forward_cached(model_, on_device(tokens), seats, counts, cache_));
+    const at::Tensor seat_ids = is_penalized() ? on_device(seats) : at::Tensor();
+    const at::Tensor scores = warped_logits(logits, is_penalized() ? seen_.index_select(0, seat_ids) : at::Tensor(),
+                                            blocked_now(positions), options_.sampling);
+    const std::vector<int64_t> chosen = choose_tokens(scores, rows, positions, options_.sampling);
+    if (is_penalized()) seen_.index_put_({seat_ids, on_device(chosen)}, at::ones({}, seen_.options()));
+    for (size_t i = 0; i < parts.size(); ++i) take(seats[i], chosen[i]);
+  }
+
+  void take(int64_t seat, int64_t token) {
+    Seat& own = seats_[static_cast<size_t>(seat)];
+    std::vector<int64_t>& text = generated_[*own.row];
+    text.push_back(token);
+    own.token = token;
+    const auto row = static_cast<int64_t>(*own.row);
+    const bool ended = std::ranges::find(options_.eos_token_ids, token) != options_.eos_token_ids.end();
+    const bool wanted = !options_.on_token || options_.on_token(row, token);
+    if (!ended && wanted && std::ssize(text) < options_.max_new_tokens) return;
+    arena_.give_back(cache_.start(seat), room_of(*own.row));
+    own.row.reset();
+    --taken_;
+    if (options_.on_end) options_.on_end(row, text);
+  }
+
+  /// The eos tokens that the model has at all, in rows where they are not allowed yet.
+  [[nodiscard]] at::Tensor blocked_now(const std::vector<int64_t>& positions) const {
+    if (std::ranges::min(positions) >= options_.min_new_tokens) return {};
+    const at::Tensor blocked = at::zeros({model_.config().vocab_size}, at::kBool);
+    for (const int64_t id : options_.eos_token_ids) {
+      if (id >= 0 && id < model_.config().vocab_size) blocked.select(0, id).fill_(true);
+    }
+    if (std::ranges::max(positions) < options_.min_new_tokens) return blocked.to(model_.device());
+    const at::Tensor early = at::tensor(positions, at::kLong).lt(options_.min_new_tokens).unsqueeze(1).to(model_.device());
+    return blocked.to(model_.device()).logical_and(early);
+  }
+
+  CausalLM& model_;
+  const Prompts& prompts_;
+  const GenerateOptions& options_;
+  Prompts generated_;
+  std::vector<Seat> seats_;
+  SlotArena arena_;
+  GenerationCache cache_;
+  at::Tensor seen_;  ///< (seats, V) bool.
+  Angles angles_ = Angles::kShort;
+  size_t next_ = 0;    ///< The first prompt that has no seat yet.
+  int64_t taken_ = 0;  ///< Seats.
+};
 
 }  // namespace
 
@@ -57,62 +284,7 @@ std::vector<std::vector<int64_t>> generate(CausalLM& model, const std::vector<st
                                            const GenerateOptions& options) {
   check(model, prompts, options);
   const at::NoGradGuard no_grad;
-  const bool penalized = options.sampling.repetition_penalty != 1.0;
-  std::vector<std::vector<int64_t>> generated(prompts.size());
-  std::vector<std::set<int64_t>> seen(prompts.size());
-  std::vector<int64_t> rows(prompts.size()), tokens, counts;
-  std::iota(rows.begin(), rows.end(), int64_t{0});
-  int64_t longest = 0;
-  for (size_t row = 0; row < prompts.size(); ++row) {
-    tokens.insert(tokens.end(), prompts[row].begin(), prompts[row].end());
-    counts.push_back(std::ssize(prompts[row]));
-    longest = std::max(longest, counts.back());
-    if (penalized) seen[row].insert(prompts[row].begin(), prompts[row].end());
-  }
-  GenerationCache cache = make_cache(model, std::ssize(prompts), longest + options.max_new_tokens);
-  cache.adapters_are_constant = true;
-  int64_t before = 0;  // positions of the longest row
-  for (int64_t position = 0; position < options.max_new_tokens && !rows.empty(); ++position) {
-    const auto length = [&](int64_t row) {
-      return std::ssize(prompts[static_cast<size_t>(row)]) + std::ssize(generated[static_cast<size_t>(row)]);
-    };
-    const int64_t now = length(*std::max_element(rows.begin(), rows.end(), [&](auto a, auto b) { return length(a) < length(b); }));
-    if (position > 0 && outgrows(model.config(), before, now)) {
-      tokens.clear();
-      for (size_t i = 0; i < rows.size(); ++i) {
-        const auto row = static_cast<size_t>(rows[i]);
-        tokens.insert(tokens.end(), prompts[row].begin(), prompts[row].end());
-        tokens.insert(tokens.end(), generated[row].begin(), generated[row].end());
-        counts[i] = length(rows[i]);
-        cache.lengths[row] = 0;
-      }
-    }
-    before = now;
-    const at::Tensor logits = model.logits(forward_cached(model, ids_on(model.device(), tokens), rows, counts, cache));
-    std::vector<at::Tensor> seen_ids;
-    for (const int64_t row : rows) {
-      const auto& ids = seen[static_cast<size_t>(row)];
-      if (penalized) seen_ids.push_back(ids_on(model.device(), {ids.begin(), ids.end()}));
-    }
-    const at::Tensor scores = warped_logits(logits, seen_ids, blocked_now(model, options, position), options.sampling);
-    const std::vector<int64_t> chosen = choose_tokens(scores, rows, position, options.sampling);
-    std::vector<int64_t> going_on;
-    tokens.clear();
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const int64_t token = chosen[i];
-      generated[static_cast<size_t>(rows[i])].push_back(token);
-      if (penalized) seen[static_cast<size_t>(rows[i])].insert(token);
-      const bool ended =
-          std::find(options.eos_token_ids.begin(), options.eos_token_ids.end(), token) != options.eos_token_ids.end();
-      const bool wanted = !options.on_token || options.on_token(rows[i], token);
-      if (ended || !wanted) continue;
-      going_on.push_back(rows[i]);
-      tokens.push_back(token);
-    }
-    rows = std::move(going_on);
-    counts.assign(rows.size(), 1);
-  }
-  return generated;
+  return Generation(model, prompts, options).run();
 }
 
 std::vector<int64_t> generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerateOptions& options) {

@@ -56,15 +56,25 @@ void GenerationCache::remove_last(int64_t count) {
 }
 
 GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity) {
+  return make_cache(model, rows, capacity, rows * capacity);
+}
+
+GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity, int64_t slots) {
   const format::ModelConfig& config = model.config();
   GenerationCache cache{.blocks = std::vector<KeyValueCache>(model.blocks().size()),
                         .lengths = std::vector<int64_t>(static_cast<size_t>(rows), 0),
                         .capacity = capacity};
   for (KeyValueCache& block : cache.blocks) {
-    block.keys = at::empty({rows * capacity, config.num_key_value_heads, config.head_dim}, model.decoder().norm_weight().options());
+    block.keys = at::empty({slots, config.num_key_value_heads, config.head_dim}, model.decoder().norm_weight().options());
     block.values = at::empty_like(block.keys);
   }
   return cache;
+}
+
+int64_t cache_bytes_per_position(const CausalLM& model) {
+  const format::ModelConfig& config = model.config();
+  return 2 * std::ssize(model.blocks()) * config.num_key_value_heads * config.head_dim *
+         static_cast<int64_t>(c10::elementSize(model.dtype()));
 }
 
 at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<const int64_t> rows, std::span<const int64_t> counts,
@@ -78,7 +88,7 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
     QLORAPP_CHECK_VALUE(length + counts[i] <= cache.capacity, "[generate] the cache holds {} positions a row; {} are needed.",
                         cache.capacity, length + counts[i]);
     where.all_new = where.all_new && length == 0 && counts[i] > 0;
-    where.starts.push_back(rows[i] * cache.capacity);
+    where.starts.push_back(cache.start(rows[i]));
     for (int64_t k = 0; k < counts[i]; ++k) {
       positions.push_back(length + k);
       slots.push_back(where.starts.back() + length + k);

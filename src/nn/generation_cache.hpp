@@ -14,14 +14,16 @@ namespace qlorapp {
 class CausalLM;
 class DecodeSteps;
 
-/// Row r occupies slots [r · capacity, r · capacity + lengths[r]) of each block's keys and values.
+/// Row r occupies slots [start(r), start(r) + lengths[r]) of each block's keys and values.
 struct GenerationCache {
   std::vector<KeyValueCache> blocks;
-  std::vector<int64_t> lengths;             ///< Positions per row so far.
-  int64_t capacity = 0;                     ///< Slots per row.
-  bool adapters_are_constant = false;       ///< Their values do not change between two passes over this cache.
+  std::vector<int64_t> lengths;        ///< Positions per row so far.
+  int64_t capacity = 0;                ///< Slots per row, at most.
+  std::vector<int64_t> starts = {};    ///< The first slot of each row, where a row has as many as it needs; empty: r · capacity.
+  bool adapters_are_constant = false;  ///< Their values do not change between two passes over this cache.
   std::shared_ptr<DecodeSteps> steps = {};  ///< Made by the first pass; a copy of the cache must have its own.
 
+  // Of a cache whose rows have `capacity` slots each:
   /// Makes room for `wanted` positions per row. Copies what the rows hold if they have less; at least doubles the capacity then.
   void reserve(int64_t wanted);
   /// Row i becomes a copy of the row `rows[i]` (beam search reorders, several returned sequences repeat).
@@ -31,11 +33,16 @@ struct GenerationCache {
   /// @throws ValueError if a row has fewer.
   void remove_last(int64_t count);
 
+  [[nodiscard]] int64_t start(int64_t row) const { return starts.empty() ? row * capacity : starts[static_cast<size_t>(row)]; }
   [[nodiscard]] int64_t row_count() const { return static_cast<int64_t>(lengths.size()); }
 };
 
 /// Empty, with room for `rows` rows of at most `capacity` positions each, on the model's device.
 [[nodiscard]] GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity);
+/// The same with `slots` in all, of which each row gets some by GenerationCache::starts.
+[[nodiscard]] GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity, int64_t slots);
+/// Of the keys and values of one position.
+[[nodiscard]] int64_t cache_bytes_per_position(const CausalLM& model);
 
 /// Hidden states after the last norm of the last token of each row, (R, D), or of every token, (M, D). No gradients.
 /// @param tokens  (M) int64 on the model's device: counts[0] tokens that follow those of cache row rows[0], then counts[1] of

@@ -58,18 +58,14 @@ void SamplingOptions::validate() const {
                       kWhere, repetition_penalty);
 }
 
-at::Tensor warped_logits(const at::Tensor& logits, std::span<const at::Tensor> seen, std::span<const int64_t> blocked,
+at::Tensor warped_logits(const at::Tensor& logits, const at::Tensor& seen, const at::Tensor& blocked,
                          const SamplingOptions& options) {
   at::Tensor scores = logits.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   if (options.repetition_penalty != 1.0) {
-    for (int64_t row = 0; row < scores.size(0); ++row) {
-      at::Tensor of_row = scores.select(0, row);
-      const at::Tensor& ids = seen[static_cast<size_t>(row)];
-      const at::Tensor values = of_row.index_select(0, ids);
-      of_row.index_copy_(0, ids, at::where(values < 0, values * options.repetition_penalty, values / options.repetition_penalty));
-    }
+    const at::Tensor penalized = at::where(scores < 0, scores * options.repetition_penalty, scores / options.repetition_penalty);
+    scores = at::where(seen, penalized, scores);
   }
-  for (const int64_t token : blocked) scores.select(1, token).fill_(kNever);
+  if (blocked.defined()) scores.masked_fill_(blocked, kNever);
   if (!options.do_sample) return scores;
   if (options.temperature != 1.0) scores.div_(options.temperature);
   if (options.top_k > 0) keep_top_k(scores, options.top_k);
@@ -78,12 +74,12 @@ at::Tensor warped_logits(const at::Tensor& logits, std::span<const at::Tensor> s
   return scores;
 }
 
-std::vector<int64_t> choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows, int64_t position,
+std::vector<int64_t> choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows, std::span<const int64_t> positions,
                                    const SamplingOptions& options) {
   at::Tensor chosen;
   if (options.do_sample) {
     std::vector<double> draws;
-    for (const int64_t row : rows) draws.push_back(uniform(options.seed, position, row));
+    for (size_t i = 0; i < rows.size(); ++i) draws.push_back(uniform(options.seed, positions[i], rows[i]));
     const at::Tensor sums = logits.to(at::kDouble).softmax(-1).cumsum(-1);
     const at::Tensor total = sums.narrow(-1, sums.size(-1) - 1, 1);
     const at::Tensor draw = at::tensor(draws, at::TensorOptions().dtype(at::kDouble)).to(logits.device()).unsqueeze(1) * total;

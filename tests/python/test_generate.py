@@ -71,7 +71,7 @@ def test_warped_logits_are_those_of_transformers_processors(temperature, top_k, 
     options = _C.SamplingOptions(
         do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=1.4
     )
-    found = _C.warped_logits(logits, [row.unique() for row in seen], [], options)
+    found = _C.warped_logits(logits, [row.unique() for row in seen], options)
     assert torch.equal(torch.isinf(found), torch.isinf(expected))
     torch.testing.assert_close(found, expected)
 
@@ -92,7 +92,7 @@ def test_draws_follow_the_probabilities():
     torch.manual_seed(2)
     logits = (torch.randn(1, 24) * 1.5).expand(400, 24).contiguous()
     options = _C.SamplingOptions(do_sample=True, temperature=0.9, top_p=0.95, seed=7)
-    warped = _C.warped_logits(logits, [], [], options)
+    warped = _C.warped_logits(logits, [], options)
     counts = torch.zeros(24, dtype=torch.double)
     for position in range(100):
         drawn = torch.tensor(_C.choose_tokens(warped, list(range(400)), position, options))

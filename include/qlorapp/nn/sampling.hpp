@@ -37,18 +37,17 @@ struct SamplingOptions {
 
 /// Logits after repetition_penalty and the warpers; -inf for excluded tokens.
 /// @param logits   (R, V), any float dtype. Not changed.
-/// @param seen     of each row, the tokens that are in it (int64, on the logits' device, each once); read with
-/// repetition_penalty.
-/// @param blocked  tokens that must not be chosen now.
+/// @param seen     (R, V) bool: the tokens that are in each row; read with repetition_penalty.
+/// @param blocked  (R, V) bool, or (V), or undefined: tokens that must not be chosen now.
 /// @returns (R, V) float32. Does not synchronize.
-[[nodiscard]] at::Tensor warped_logits(const at::Tensor& logits, std::span<const at::Tensor> seen, std::span<const int64_t> blocked,
+[[nodiscard]] at::Tensor warped_logits(const at::Tensor& logits, const at::Tensor& seen, const at::Tensor& blocked,
                                        const SamplingOptions& options);
 
-/// @param logits    (R, V) as warped_logits returns them.
-/// @param rows      of each row, its number: part of the key of its random numbers.
-/// @param position  tokens generated so far, the other part.
+/// @param logits     (R, V) as warped_logits returns them.
+/// @param rows       of each row, its number: part of the key of its random numbers.
+/// @param positions  of each row, its tokens generated so far, the other part.
 /// @returns the chosen token of each row. Synchronizes once.
-[[nodiscard]] std::vector<int64_t> choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows, int64_t position,
-                                                 const SamplingOptions& options);
+[[nodiscard]] std::vector<int64_t> choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows,
+                                                 std::span<const int64_t> positions, const SamplingOptions& options);
 
 }  // namespace qlorapp
