@@ -169,7 +169,7 @@ class Engine:
     def show(self, name: str, layers: list[AdapterLayer] | None) -> None:
         """Activates the adapter, after moving PEFT's parameters into the arena if necessary. None: the base alone.
 
-        PEFT's Parameter objects stay, with the arena's memory. Optimizers made earlier keep working.
+        PEFT's Parameter objects stay, with the arena's memory, which is float32. Optimizers made earlier keep working.
         """
         self._shown = layers or []
         if layers is None:
@@ -214,12 +214,16 @@ class Engine:
         for layer in layers:
             by_name[f"base_model.model.{layer.path}.lora_A.weight"] = layer.a
             by_name[f"base_model.model.{layer.path}.lora_B.weight"] = layer.b
+        if layers[0].a.dtype != torch.float32:
+            _log.info("[forward] the adapter is in float32 from now on: %s loses small updates.", layers[0].a.dtype)
         slices = core.parameters(inside)
         with torch.no_grad():
             for i, (stored, held) in enumerate(zip(core.adapter_names(inside), slices, strict=True)):
                 parameter = by_name.pop(stored)
                 held.copy_(parameter)
+                gradient, parameter.grad = parameter.grad, None  # a gradient must have the parameter's dtype
                 parameter.data = held.detach()
+                parameter.grad = None if gradient is None else gradient.to(held.dtype)
                 core.adopt_parameter(i, parameter, inside)
         assert not by_name
         pointers = [parameter.data_ptr() for layer in layers for parameter in (layer.a, layer.b)]

@@ -114,6 +114,20 @@ def _changed_below(place: Place) -> str:
     return f"{place.path} has hooks" if _has_hooks(base) else ""
 
 
+def _is_or_becomes_float32(parameter: Any) -> bool:
+    """Whether the engine computes the adapter. TRL rounds those of four-bit models to bfloat16; the engine moves them into float32 memory."""
+    if parameter.dtype == torch.float32:
+        return True
+    if parameter.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    # DistributedDataParallel has made its buffers by now, in the dtype that the parameters had then.
+    return (
+        not torch.distributed.is_available()
+        or not torch.distributed.is_initialized()
+        or torch.distributed.get_world_size() == 1
+    )
+
+
 def _layer(path: str, module: Any, name: str, device: torch.device) -> AdapterLayer | str:
     """The adapter's part over one projection, or the reason why C++ does not compute it. device: of the computation."""
     children = module._modules
@@ -134,7 +148,7 @@ def _layer(path: str, module: Any, name: str, device: torch.device) -> AdapterLa
             return f"the adapter over {path} has hooks"
     a: Any = linear_a._parameters["weight"]
     b: Any = linear_b._parameters["weight"]
-    if a.dtype != torch.float32 or b.dtype != torch.float32:
+    if not (_is_or_becomes_float32(a) and _is_or_becomes_float32(b)):
         return f"the adapter over {path} is not float32"
     here = children["base_layer"]._parameters["weight"].device
     if a.device != b.device or a.device not in (here, device):  # PEFT makes it beside the base, the engine moves it
