@@ -47,7 +47,7 @@ class FirstStep:
     def _on_token(self, given, output):
         ids = given["input_ids"]
         if self._logits is None:
-            self._columns = list(ids.masked_fill(given["attention_mask"] == 0, -1).unbind(1))
+            self._columns = list(self._without_padding(given).unbind(1))
         else:
             log_probs, largest = self._of(self._logits, ids[:, -1])
             self._columns.append(ids[:, -1])
@@ -56,13 +56,18 @@ class FirstStep:
         self._logits = output.logits[:, -1].float()
 
     @staticmethod
+    def _without_padding(given):
+        ids, mask = given["input_ids"], given.get("attention_mask")
+        return ids if mask is None else ids.masked_fill(mask == 0, -1)
+
+    @staticmethod
     def _of(logits, tokens):
         return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0], logits.abs().amax(-1)
 
     def _on_training_pass(self, given, output):
         import torch
 
-        ids = given["input_ids"].masked_fill(given["attention_mask"] == 0, -1)
+        ids = self._without_padding(given)
         rollout = torch.stack(self._columns, 1)
         same = (ids[:, None, :-1] == rollout).all(-1)  # TRL shuffles rows; the last token was in no pass of the rollout
         assert same.any(-1).all(), "a row of the training pass is no row of the rollout"

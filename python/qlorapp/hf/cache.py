@@ -20,9 +20,13 @@ class EngineCache(Cache):
     generate() reorders, repeats, selects and crops it as any cache. transformers' forward cannot read it; as_dynamic() converts it.
     """
 
-    def __init__(self, core: Any, rows: int, capacity: int) -> None:
+    def __init__(self, core: Any, rows: int, capacity: int, private: bool = False) -> None:
+        """private: one call of generate() owns the cache, and no one else sees it."""
         super().__init__(layers=[])
         self._core, self._rows, self._capacity = core, rows, capacity
+        self.is_private = private
+        #: The number of the engine's check that the last pass of a private cache relied on.
+        self.check = -1
         #: None until the first tokens arrive; they set the number of rows.
         self.held: _C.GenerationCache | None = None
         #: Positions of the padded rows so far, and the left padding of each row.

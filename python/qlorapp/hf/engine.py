@@ -110,6 +110,8 @@ class Engine:
         self.runs_ahead = core.device.type == "cuda"
         #: What a glance showed when a check last found the model pristine; None: the last check did not.
         self._pristine: tuple[Any] | None = None
+        #: Counts checks of the modules, which also set C++'s active adapter.
+        self.checks = 0
         self._keep = "everything"
         self._told: set[str] = set()
 
@@ -150,10 +152,14 @@ class Engine:
 
     def note_pristine(self, pristine: bool) -> None:
         """Records the outcome of a check, which decides whether the next pass may run ahead of its own."""
-        self._pristine = (self._glance(),) if pristine and self.runs_ahead else None
+        self._pristine = (self._glance(),) if pristine else None
 
     def may_run_ahead(self) -> bool:
         """Whether the next check will probably find what the last one found, as far as one adapted layer shows."""
+        return self.runs_ahead and self.seems_pristine()
+
+    def seems_pristine(self) -> bool:
+        """Whether the last check found the model pristine, and one adapted layer shows no change since."""
         return self._pristine is not None and self._pristine == (self._glance(),)
 
     def _glance(self) -> Any:

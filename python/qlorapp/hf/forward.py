@@ -72,15 +72,27 @@ class EngineForward:
             pass_over = passes.cached if passes.wants_cache(model, given) else passes.whole
             return _served(engine, model, lambda: pass_over(engine, model, given))
         columns = past.columns
-        return _served(engine, model, lambda: passes.cached(engine, model, given), lambda: past.return_to(columns))
+        is_checked = past.check == engine.checks and engine.seems_pristine()
+        found = _served(
+            engine, model, lambda: passes.cached(engine, model, given), lambda: past.return_to(columns), is_checked=is_checked
+        )
+        # The next token of the same generate() needs no check of its own: a check can take as long as the token's kernels.
+        past.check = engine.checks if past.is_private and found is not None else -1
+        return found
 
 
 def _served(
-    engine: Engine, model: Any, compute: Callable[[], Any], undo: Callable[[], None] = lambda: None, below: str = ""
+    engine: Engine,
+    model: Any,
+    compute: Callable[[], Any],
+    undo: Callable[[], None] = lambda: None,
+    below: str = "",
+    is_checked: bool = False,
 ) -> Any:
     """Returns compute()'s result for a pristine model. Otherwise logs the reason and returns None.
 
     On a GPU it starts before the modules are checked, if they were pristine the last time. If the check fails, undo() reverts it.
+    is_checked: relies on the last check.
     """
     gradients, computed = torch.is_grad_enabled(), None
     drops = model.training and engine.core.lora_dropout > 0  # drawn random numbers cannot be returned
@@ -88,7 +100,9 @@ def _served(
     engine.note_pristine(False)
     try:
         with own_dtypes(engine.core.device):
-            if ahead:
+            if is_checked:
+                reason = ""
+            elif ahead:
                 shown = engine.shown
                 computed = compute()
                 reason = why_not(engine, model, gradients, below)
@@ -199,7 +213,9 @@ class _CachePreparation:
             and _engine_serves(engine, model, model_kwargs)
         ):
             rows = max(generation_config.num_beams, generation_config.num_return_sequences) * batch_size
-            model_kwargs[CACHE] = EngineCache(engine.core, rows, length + 1)
+            model_kwargs[CACHE] = EngineCache(
+                engine.core, rows, length + 1, private=not generation_config.return_dict_in_generate
+            )
             return None
         prepare: Callable[..., Any] = type(model)._prepare_cache_for_generation
         return prepare(model, generation_config, model_kwargs, generation_mode, batch_size, length)

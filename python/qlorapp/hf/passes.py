@@ -204,8 +204,9 @@ def _left_padding(mask: torch.Tensor | None, rows: int, columns: int) -> list[in
     """The left padding of each row. @raises ValueError for other padding."""
     if mask is None:
         return [0] * rows
-    present = mask != 0
-    padding = (columns - present.sum(-1)).tolist()
-    if mask.shape != (rows, columns) or any(not bool(row[pad:].all()) for row, pad in zip(present, padding, strict=True)):
+    present = (mask != 0).cpu()  # one copy: a question per row would wait for the GPU once per row
+    padding = columns - present.sum(-1)
+    if mask.shape != (rows, columns) or not torch.equal(present, torch.arange(columns) >= padding[:, None]):
         raise ValueError("the cache's first tokens have padding that is not on the left")
-    return [int(pad) for pad in padding]
+    found: list[int] = padding.tolist()
+    return found

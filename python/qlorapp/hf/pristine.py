@@ -23,6 +23,7 @@ def why_not(engine: Engine, model: Any, needs_gradients: bool, below: str = "") 
 
     below: checks only modules under this path.
     """
+    engine.checks += 1
     engine.take_head_back()
     for place in engine.places:
         if place.path.startswith(below) and (reason := _changed(place)):
