@@ -234,6 +234,26 @@ class TestSwitch:
             losses.append(float(loss))
         assert losses[-1] < losses[0] - 0.05
 
+    def test_adapters_in_16_bits_become_float32(self, folder, caplog):
+        """TRL rounds the adapters of four-bit models. Gradients that exist stay."""
+        caplog.set_level("INFO", "qlorapp")
+        model, batch = with_lora(load(folder)), ragged_batch()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        for parameter in trained:
+            parameter.data = parameter.data.bfloat16()
+            parameter.grad = torch.ones_like(parameter)
+        rounded = [p.detach().float() for p in trained]
+        model(**batch).loss.backward()
+        assert not reasons(model) and caplog.text.count("the adapter is in float32 from now on") == 1
+        assert all(p.dtype == p.grad.dtype == torch.float32 for p in trained)
+        assert all(torch.equal(p, value) for p, value in zip(trained, rounded, strict=True))
+        grown = [p.grad - 1 for p in trained]
+        assert_same_pass(model, batch)
+        model.zero_grad()
+        model(**batch).loss.backward()
+        for value, parameter in zip(grown, trained, strict=True):
+            torch.testing.assert_close(value, parameter.grad, rtol=0, atol=1e-6)
+
     def test_autocast_to_another_dtype(self, folder):
         model, batch = with_lora(load(folder)), ragged_batch()
         with torch.autocast("cpu", torch.bfloat16):
@@ -395,6 +415,40 @@ class TestGenerate:
                 past = model(ids, use_cache=True).past_key_values
                 torch.testing.assert_close(adapted, model(ids[:, :1], past_key_values=past).logits)
         assert not torch.equal(adapted, base_alone)
+
+    def test_modules_are_checked_once_per_call(self, folder):
+        model = with_lora(load(folder))
+        engine = base(model).forward.engine
+        for options, expected in (({}, 2), ({"return_dict_in_generate": True}, 7)):  # a returned cache outlives the call
+            before = engine.checks
+            model.generate(**self.prompts(), max_new_tokens=6, eos_token_id=None, pad_token_id=0, **options)
+            assert engine.checks - before == expected and not reasons(model)
+
+    @pytest.mark.parametrize("change", ["off", "another pass"])
+    def test_a_change_between_tokens_of_a_call(self, folder, ahead, change):
+        model = with_lora(load(folder))
+        ahead(model)
+        prompts = self.prompts()
+
+        class Changes(transformers.LogitsProcessor):
+            def __call__(self, ids, scores):
+                if ids.shape[1] == prompts["input_ids"].shape[1] + 2:
+                    if change == "off":
+                        model.disable_adapter_layers()
+                    else:
+                        with model.disable_adapter():
+                            model(ids)
+                return scores
+
+        def generated():
+            found = model.generate(**prompts, max_new_tokens=8, eos_token_id=None, pad_token_id=0, logits_processor=[Changes()])
+            model.enable_adapter_layers()
+            return found
+
+        found = generated()
+        assert not reasons(model)
+        with transformers_alone(model):
+            assert torch.equal(found, generated())
 
     def test_threads(self, folder):
         """Two texts at once do not mix: each has its own cache."""
