@@ -173,6 +173,7 @@ int chat(const Arguments& arguments) {
   options.add_to(line);
   line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
   line.group("Text", {"system", "chat_template", "max_new_tokens", "min_new_tokens"});
+  GenerationOptions::group(line);
   line.parse(arguments);
   model_options.open();
   options.settle(line);

@@ -127,8 +127,8 @@ int generate(const Arguments& arguments) {
   GenerationOptions options;
   CommandLine line(
       "generate", "--model DIR --prompt TEXT [--adapter DIR]",
-      "Continues a prompt, or those of --data; greedy unless an option of sampling is given. With a chat template the prompt is a\n"
-      "user turn. Prompts of a file or a pipe give one JSON object a line.");
+      "Continues a prompt, or those of --data; greedy unless an option of sampling is given. With a chat template the\n"
+      "prompt is a user turn. Prompts of a file or a pipe give one JSON object a line.");
   model_options.add_loading_to(line);
   model_options.add_template_to(line);
   line.option("prompt", prompt, "text to continue");
@@ -145,6 +145,7 @@ int generate(const Arguments& arguments) {
   line.group("Text", {"prompt", "system", "chat_template", "raw", "max_new_tokens", "min_new_tokens"});
   line.group("Several prompts", {"data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
                                  "messages_column", "output_file", "max_rows", "cache_memory"});
+  GenerationOptions::group(line);
   line.parse(arguments);
   row_options.apply_to(prompts_are.rows);
   const bool one = line.given("prompt");

@@ -28,6 +28,9 @@ void GenerationOptions::add_to(CommandLine& line) {
   line.option("repetition_penalty", generate.sampling.repetition_penalty,
               "above 1: tokens that already occur become less probable");
   line.option("seed", seed, "seed of the sampling");
+}
+
+void GenerationOptions::group(CommandLine& line) {
   line.group("Sampling", {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"});
 }
 

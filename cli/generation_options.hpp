@@ -21,6 +21,8 @@ struct GenerationOptions {
   int64_t seed = 42;
 
   void add_to(CommandLine& line);
+  /// Their group in the help, at its place among the command's own.
+  static void group(CommandLine& line);
   /// After parse(). @throws ValueError for a seed or an option of sampling out of range.
   void settle(const CommandLine& line);
   /// The tokens that end an answer of this model. @param chat  whether its template is applied.

@@ -167,6 +167,10 @@ class GenerationCache:
     def lengths(self) -> list[int]: ...
     @property
     def capacity(self) -> int: ...
+    @property
+    def adapters_are_constant(self) -> bool: ...
+    @adapters_are_constant.setter
+    def adapters_are_constant(self, arg0: bool) -> None: ...
     def select_rows(self, rows: collections.abc.Sequence[typing.SupportsInt]) -> None: ...
     def remove_last(self, count: typing.SupportsInt) -> None: ...
     def blocks(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -482,8 +486,8 @@ def export_model(model: str, adapter: str, *, gguf: str='', gguf_adapter: str=''
 def forward_cached(model: CausalLM, cache: GenerationCache, tokens: torch.Tensor, counts: collections.abc.Sequence[typing.SupportsInt], every_token: bool=False) -> torch.Tensor:
     """A forward pass over all rows that appends to the cache, which grows as needed."""
 
-def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable[..., typing.Any] | None=None) -> list[list[int]]:
-    """The new tokens of each prompt; on_token(row, token) returning False ends a row."""
+def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable[..., typing.Any] | None=None, on_end: collections.abc.Callable[..., typing.Any] | None=None, max_rows: typing.SupportsInt=128, cache_bytes: typing.SupportsInt=0) -> list[list[int]]:
+    """The new tokens of each prompt; on_token(row, token) returning False ends a row, on_end(row, tokens) gets it when it has ended. include/qlorapp/nn/generate.hpp."""
 
 def gguf_of(folder: str) -> str:
     """src/format/gguf_folders.hpp."""
@@ -560,7 +564,7 @@ def verify_export(paths: collections.abc.Sequence[str], *, base: str='', load_in
 
 def warmup_steps(warmup_steps: typing.SupportsFloat, warmup_ratio: typing.SupportsFloat, training_steps: typing.SupportsInt) -> int: ...
 
-def warped_logits(logits: torch.Tensor, seen: collections.abc.Sequence[torch.Tensor], blocked: collections.abc.Sequence[typing.SupportsInt], sampling: SamplingOptions) -> torch.Tensor: ...
+def warped_logits(logits: torch.Tensor, seen: collections.abc.Sequence[torch.Tensor], sampling: SamplingOptions) -> torch.Tensor: ...
 
 def why_unsupported(config_json: str) -> str:
     """The line that refuses a sound config that the engine does not compute; empty if there is none."""

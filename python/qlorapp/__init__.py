@@ -68,6 +68,7 @@ if _TYPE_CHECKING:
         AutoModelForSequenceClassification,
         AutoPeftModelForCausalLM,
     )
+    from .hf.generating import Answer, Answers, generate
     from .hf.peft_model import get_peft_config, get_peft_model, prepare_model_for_kbit_training
     from .hf.sft import SFTTrainer
     from .hf.trainer import Trainer
@@ -93,10 +94,13 @@ _OF_HUGGING_FACE = {
     "AutoModelForImageTextToText": "auto_model",
     "AutoModelForSequenceClassification": "auto_model",
     "AutoPeftModelForCausalLM": "auto_model",
+    "Answer": "generating",
+    "Answers": "generating",
     "SFTConfig": "training_arguments",
     "SFTTrainer": "sft",
     "Trainer": "trainer",
     "TrainingArguments": "training_arguments",
+    "generate": "generating",
     "get_peft_config": "peft_model",
     "get_peft_model": "peft_model",
     "prepare_model_for_kbit_training": "peft_model",
@@ -104,6 +108,8 @@ _OF_HUGGING_FACE = {
 
 __all__ = [
     "Accumulator",
+    "Answer",
+    "Answers",
     "AutoModelForCausalLM",
     "AutoModelForImageTextToText",
     "AutoModelForSequenceClassification",
@@ -123,6 +129,7 @@ __all__ = [
     "__version__",
     "export",
     "find_max_batch_size",
+    "generate",
     "get_mixed_precision_dtype",
     "get_peft_config",
     "get_peft_model",

@@ -75,6 +75,7 @@ void bind_generate(py::module_& m) {
   py::class_<GenerationCache>(m, "GenerationCache", "Keys and values per row; src/nn/generation_cache.hpp.")
       .def_readonly("lengths", &GenerationCache::lengths)
       .def_readonly("capacity", &GenerationCache::capacity)
+      .def_readwrite("adapters_are_constant", &GenerationCache::adapters_are_constant)
       .def(
           "select_rows", [](GenerationCache& self, const std::vector<int64_t>& rows) { self.select_rows(rows); }, py::arg("rows"),
           NoGil())

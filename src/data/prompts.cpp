@@ -34,27 +34,37 @@ class PromptReader {
   Prompt read(Row row, int64_t line) {
     const std::string where = message("{}:{}", file_, line);
     if (row.is_string()) row = Row{{"prompt", std::move(row)}};
-    const std::optional<std::string> question = RowShape::question_without_answer(row, options_.rows);
-    Prompt out = question && row[*question].is_string() ? prompt_of(row[*question].get<std::string>(), options_, tools_)
-                 : question                             ? of_messages({{"messages", std::move(row[*question])}}, where)
-                                                        : of_row(std::move(row), where);
+    const std::optional<std::string> prompt = RowShape::prompt_alone(row, options_.rows);
+    Prompt out = prompt ? of_prompt(row, *prompt, where) : of_row(std::move(row), where);
     out.line = line;
     return out;
   }
 
  private:
+  /// A row that is nothing but a prompt, and may have a system message.
+  Prompt of_prompt(Row& row, const std::string& column, const std::string& where) {
+    PromptOptions own = options_;
+    if (const auto system = row.find("system"); system != row.end() && system->is_string() && !system->empty())
+      own.system = system->get<std::string>();
+    if (row[column].is_string()) return prompt_of(row[column].get<std::string>(), own, tools_);
+    Row conversation{{"messages", std::move(row[column])}};
+    if (row.contains("tools")) conversation["tools"] = std::move(row["tools"]);
+    return of_messages(std::move(conversation), where, own.system);
+  }
+
   Prompt of_row(Row row, const std::string& where) {
+    RowShape::add_missing_answer(row);
     if (!shape_)
       shape_ = RowShape::detect(
           row, options_.rows, [&] { return tools_.has_template(); }, where);
     Row canonical = shape_->canonical(std::move(row), where);
     switch (shape_->format()) {
       case RowFormat::kMessages:
-        return of_messages(std::move(canonical), where);
+        return of_messages(std::move(canonical), where, options_.system);
       case RowFormat::kPromptMessages: {
         std::string answer = answer_in(canonical["completion"]);
         canonical["messages"] = std::move(canonical["prompt"]);
-        Prompt out = of_messages(std::move(canonical), where, /*is_whole=*/true);
+        Prompt out = of_messages(std::move(canonical), where, options_.system, /*is_whole=*/true);
         out.answer = std::move(answer);
         return out;
       }
@@ -89,7 +99,7 @@ class PromptReader {
   }
 
   /// @param row  {"messages", "tools"?}.  @param is_whole  the last message is not the answer, whoever's it is.
-  Prompt of_messages(Row row, const std::string& where, bool is_whole = false) {
+  Prompt of_messages(Row row, const std::string& where, const std::string& system, bool is_whole = false) {
     tools_.require_template(file_);
     Row list = canonical_messages(std::move(row["messages"]), "messages", where);
     Prompt out;
@@ -99,7 +109,7 @@ class PromptReader {
     }
     QLORAPP_CHECK_FORMAT(!list.empty(), "[{}] a conversation must have a message before the answer; got none. Remove the row.",
                          where);
-    if (!options_.system.empty()) put_system({{"system", options_.system}}, list, where);
+    if (!system.empty()) put_system({{"system", system}}, list, where);
     out.text = list.dump();
     std::vector<Message> messages;
     for (const Row& entry : list) messages.push_back(read_message(entry, where).message);

@@ -165,27 +165,24 @@ RowShape RowShape::detect(const Row& row, const DatasetOptions& options, const s
   unknown_shape(row, where);
 }
 
-std::optional<std::string> RowShape::question_without_answer(const Row& row, const DatasetOptions& options) {
-  if (!row.is_object() || has(row, "input_ids") || options.text_field != "text" || !options.messages_field.empty())
-    return std::nullopt;
-  const auto is_alone = [&](const std::string& question, const std::string& answer) {
-    return has(row, question) && !has(row, answer);
-  };
-  if (!options.prompt_field.empty() || !options.completion_field.empty()) {
-    const std::string question = options.prompt_field.empty() ? "prompt" : options.prompt_field;
-    const std::string answer = options.completion_field.empty() ? "completion" : options.completion_field;
-    return is_alone(question, answer) ? std::optional(question) : std::nullopt;
-  }
-  if (has(row, "messages") || has(row, "conversations") || has(row, "text")) return std::nullopt;
-  if (is_alone("prompt", "completion")) return "prompt";
+std::optional<std::string> RowShape::prompt_alone(const Row& row, const DatasetOptions& options) {
+  const bool is_of_others = options.text_field != "text" || !options.messages_field.empty();
+  const std::string prompt = options.prompt_field.empty() ? "prompt" : options.prompt_field;
+  const std::string completion = options.completion_field.empty() ? "completion" : options.completion_field;
+  if (is_of_others || !row.is_object() || !has(row, prompt) || has(row, completion)) return std::nullopt;
+  const bool is_known = has(row, "input_ids") || has(row, "messages") || has(row, "conversations");
+  return options.prompt_field.empty() && is_known ? std::nullopt : std::optional(prompt);
+}
+
+void RowShape::add_missing_answer(Row& row) {
+  if (!row.is_object()) return;
+  const auto is_there = [&](const InstructionNames& names) { return has_all(row, {names.question, names.answer}); };
+  if (std::any_of(kInstructions.begin(), kInstructions.end(), is_there)) return;
   for (const auto& names : kInstructions) {
-    if (has_all(row, {names.question, names.answer})) return std::nullopt;
+    if (!has(row, names.question)) continue;
+    row[std::string(names.answer)] = "";
+    return;
   }
-  for (const auto& names : kInstructions) {
-    const std::string question(names.question);
-    if (has(row, question) && (names.context.empty() || !has(row, names.context))) return question;
-  }
-  return std::nullopt;
 }
 
 RowShape RowShape::messages(const Row& row, const std::string& column) {

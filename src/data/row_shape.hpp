@@ -32,8 +32,10 @@ class RowShape {
   /// @throws FormatError "[where] …" for a row of another shape.
   [[nodiscard]] Row canonical(Row row, const std::string& where) const;
 
-  /// The column of a question that the row has, and no answer beside it: such a row is none to train on.
-  [[nodiscard]] static std::optional<std::string> question_without_answer(const Row& row, const DatasetOptions& options);
+  /// The column of a prompt ("prompt", or as the options name it) that the row has, and no completion beside it.
+  [[nodiscard]] static std::optional<std::string> prompt_alone(const Row& row, const DatasetOptions& options);
+  /// Puts an empty answer beside a question that has none, so that canonical() takes the row.
+  static void add_missing_answer(Row& row);
 
   [[nodiscard]] RowFormat format() const { return format_; }
   /// For logs: the form of the rows, and the use of their columns if it is not obvious.

@@ -15,7 +15,7 @@ import qlorapp as package
 import transformers
 from tiny_run import ROWS, qlorapp, write_model, write_rows
 
-COMMANDS = ["train", "eval", "generate", "quantize", "merge", "export"]
+COMMANDS = ["train", "eval", "generate", "chat", "quantize", "merge", "export"]
 
 
 @pytest.fixture(scope="module")

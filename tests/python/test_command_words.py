@@ -78,7 +78,7 @@ def test_another_trainers_name_is_answered_with_this_commands(command, theirs, o
 
 
 def test_each_other_name_leads_to_an_option_of_some_command():
-    commands = ("train", "plan", "eval", "generate", "merge", "quantize")
+    commands = ("train", "plan", "eval", "generate", "chat", "merge", "quantize")
     options = {name for command in commands for name in re.findall(r"--(\w+)", qlorapp(command, "--help-all").stdout)}
     assert len(NAMES) > 100 and {ours for _, ours in NAMES if ours} - options == set()
     trains = set(re.findall(r"^  --(\w+)", qlorapp("train", "--help-all").stdout, re.MULTILINE))

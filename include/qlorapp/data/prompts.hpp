@@ -7,8 +7,8 @@
 ///   instruction, output (…)      the question, as in training
 ///   text                         text to go on with, as it stands
 ///   input_ids, labels            the tokens before the first that is trained
-/// A row that has only the question ("prompt", "question", "instruction", "query": a string or messages) is what `--prompt` takes: a string is
-/// a user's message where the model has a chat template. So is a line of a text file.
+/// A row that has a prompt alone (a string or messages, and "system") is what `--prompt` takes: a string is a user's message where the model has a
+/// chat template. So is a line of a text file. A question ("instruction", "question", "query") needs no answer beside it.
 #pragma once
 
 #include <cstdint>

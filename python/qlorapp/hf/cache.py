@@ -37,6 +37,7 @@ class EngineCache(Cache):
         """Appends tokens (M,) of all rows, end to end. Returns hidden states (rows, D), or (M, D) with every_token."""
         if self.held is None:
             self.held = _C.make_cache(self._core, len(counts), max(self._capacity, max(counts)))
+            self.held.adapters_are_constant = self.is_private
         return _C.forward_cached(self._core, self.held, input_ids, counts, every_token)
 
     def __bool__(self) -> bool:

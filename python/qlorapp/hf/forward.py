@@ -70,10 +70,10 @@ class EngineForward:
         past = given.get(CACHE)
         if not isinstance(past, EngineCache):
             pass_over = passes.cached if passes.wants_cache(model, given) else passes.whole
-            return _served(engine, model, lambda: pass_over(engine, model, given))
+            return served(engine, model, lambda: pass_over(engine, model, given))
         columns = past.columns
         is_checked = past.check == engine.checks and engine.seems_pristine()
-        found = _served(
+        found = served(
             engine, model, lambda: passes.cached(engine, model, given), lambda: past.return_to(columns), is_checked=is_checked
         )
         # The next token of the same generate() needs no check of its own: a check can take as long as the token's kernels.
@@ -81,7 +81,7 @@ class EngineForward:
         return found
 
 
-def _served(
+def served(
     engine: Engine,
     model: Any,
     compute: Callable[[], Any],
@@ -158,7 +158,7 @@ class EngineBackbone(EngineForward):
             batch, hidden = passes.hidden_states(engine, model, given)
             return BackboneOutput(last_hidden_state=batch.pad(hidden))
 
-        found = _served(engine, model, compute, below="model")
+        found = served(engine, model, compute, below="model")
         if found is not None:
             engine.lend_head()
         return found
