@@ -60,7 +60,8 @@ class Rows {
 
 void randomize(CausalLM& model, double by) {
   const at::NoGradGuard no_grad;
-  for (const at::Tensor& parameter : model.arena().parameters()) parameter.detach().add_(at::randn(parameter.sizes(), parameter.options()) * by);
+  for (const at::Tensor& parameter : model.arena().parameters())
+    parameter.detach().add_(at::randn(parameter.sizes(), parameter.options()) * by);
 }
 
 }  // namespace

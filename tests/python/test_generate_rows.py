@@ -9,11 +9,10 @@ import time
 
 import peer
 import pytest
+import qlorapp
 import torch
 import transformers
 from conftest import BUILD, ROOT
-
-import qlorapp
 
 TINY = ROOT / "examples" / "data" / "tiny-llama"
 PLAIN = ("--model", TINY, "--dtype", "float32", "--load_in_4bit", "false", "--max_new_tokens", 12)
