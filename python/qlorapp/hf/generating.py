@@ -77,7 +77,7 @@ def generate(
     rows = [_ids_of(prompt, tokenizer, system, raw) for prompt in _as_list(prompts)]
     if do_sample is None:
         do_sample = (temperature, top_k, top_p, min_p) != (1.0, 0, 1.0, 0.0)
-    sampling = {
+    sampling: dict[str, Any] = {
         "do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty,
     }  # fmt: skip
