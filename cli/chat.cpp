@@ -56,19 +56,14 @@ class Session {
 
   /// @returns false at the end.
   bool read(std::string& line) {
-    for (;;) {
-      if (terminal_ && ::isatty(STDIN_FILENO) == 1) {
-        std::fputs("> ", stdout);
-        std::fflush(stdout);
-      }
+    const bool asks = terminal_ && ::isatty(STDIN_FILENO) == 1;
+    for (; asks; std::fputs("\n", stdout)) {  // Ctrl-C instead of a line: the session stays
       Interrupts::forget();
-      errno = 0;
-      if (std::getline(std::cin, line)) return true;
-      if (!Interrupts::came()) return false;
-      std::cin.clear();
-      std::clearerr(stdin);
-      std::fputs("\n", stdout);  // Ctrl-C at an empty line: the session stays
+      std::fputs("> ", stdout);
+      std::fflush(stdout);
+      if (noted_.await_input()) break;
     }
+    return static_cast<bool>(std::getline(std::cin, line));
   }
 
   bool obey(const std::string& line) {
@@ -146,6 +141,7 @@ class Session {
     messages_.push_back({"assistant", shown.text()});
   }
 
+  const Interrupts noted_;
   CausalLM& model_;
   FolderText& tools_;
   GenerationOptions options_;
@@ -187,7 +183,6 @@ int chat(const Arguments& arguments) {
   CausalLM model = model_options.load(computed.dtype);
   for (const std::string& adapter : adapters) load_adapter(model, adapter, files::file_name(adapter));
   options.add_ends(model, tools, /*chat=*/true);
-  const Interrupts counted;
   Session(model, tools, std::move(options), std::move(system)).run();
   return 0;
 }

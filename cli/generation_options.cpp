@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "generation_options.hpp"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
 #include <cstdio>
 #include <span>
 
 #include "core/check.hpp"
+#include "files/retry.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/log.hpp"
 
@@ -12,6 +19,14 @@ namespace qlorapp::cli {
 namespace {
 
 volatile std::sig_atomic_t interrupted = 0;
+volatile std::sig_atomic_t told_by = -1;
+
+void note_interrupt(int /*signal*/) {
+  const int error = errno;
+  interrupted = 1;
+  if (told_by >= 0) (void)!::write(told_by, "", 1);
+  errno = error;
+}
 
 }  // namespace
 
@@ -78,14 +93,35 @@ void GrowingText::give(bool all) {
 }
 
 Interrupts::Interrupts() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) throw IoError("[chat] the system gives no pipe.", errno);
+  reads_ = ends[0];
+  told_by = ends[1];
   interrupted = 0;
   struct sigaction action {};
-  action.sa_handler = [](int) { interrupted = 1; };
-  sigemptyset(&action.sa_mask);  // without SA_RESTART: a line that is being typed is given up
+  action.sa_handler = note_interrupt;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, &before_);
 }
 
-Interrupts::~Interrupts() { ::sigaction(SIGINT, &before_, nullptr); }
+Interrupts::~Interrupts() {
+  ::sigaction(SIGINT, &before_, nullptr);
+  ::close(told_by);
+  told_by = -1;
+  ::close(reads_);
+}
+
+bool Interrupts::await_input() const {
+  for (;;) {
+    std::array<pollfd, 2> sources{{{STDIN_FILENO, POLLIN, 0}, {reads_, POLLIN, 0}}};
+    (void)files::retrying([&] { return ::poll(sources.data(), sources.size(), -1); });
+    std::array<char, 64> told{};
+    while (::read(reads_, told.data(), told.size()) > 0) {}
+    if (interrupted != 0) return false;
+    if (sources[0].revents != 0) return true;  // else the pipe told of a signal that was forgotten
+  }
+}
 
 bool Interrupts::came() { return interrupted != 0; }
 

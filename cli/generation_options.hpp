@@ -51,7 +51,7 @@ class GrowingText {
   std::string text_;
 };
 
-/// While it lives Ctrl-C is noted, and what is being read from a terminal is given up. One at a time.
+/// While it lives Ctrl-C is noted. One at a time.
 class Interrupts {
  public:
   Interrupts();
@@ -61,9 +61,13 @@ class Interrupts {
 
   [[nodiscard]] static bool came();
   static void forget();
+  /// Waits until there is something to read from standard input, a terminal. @returns false if Ctrl-C came first.
+  [[nodiscard]] bool await_input() const;
 
  private:
   struct sigaction before_ {};
+  int reads_ =
+      -1;  ///< A pipe that the handler writes to: a signal between a question and its wait is not lost, whichever thread gets it.
 };
 
 /// Writes a part of an answer to stdout. A terminal would obey control characters, so it gets them escaped.
