@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What `generate` and `chat` share: options of sampling, what ends an answer, text that appears as tokens come, and Ctrl-C.
+/// For `generate` and `chat`: the options of sampling, the tokens that end an answer, its text while it grows, and Ctrl-C.
 #pragma once
 
 #include <chrono>
@@ -36,7 +36,7 @@ class GrowingText {
   GrowingText(FolderText& tools, std::function<void(std::string_view)> out) : tools_(tools), out_(std::move(out)) {}
 
   void add(int64_t token);
-  /// What is left, even if it ends within a character.
+  /// Gives out the rest. Its last character may be incomplete.
   void finish();
   [[nodiscard]] const std::string& text() const { return text_; }
   [[nodiscard]] int64_t tokens() const { return static_cast<int64_t>(ids_.size()); }
@@ -66,8 +66,8 @@ class Interrupts {
 
  private:
   struct sigaction before_ {};
-  int reads_ =
-      -1;  ///< A pipe that the handler writes to: a signal between a question and its wait is not lost, whichever thread gets it.
+  /// The end of a pipe to which the handler writes. So a signal just before the wait is not lost, in whichever thread it arrives.
+  int reads_ = -1;
 };
 
 /// Writes a part of an answer to stdout. A terminal would obey control characters, so it gets them escaped.

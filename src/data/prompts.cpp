@@ -98,7 +98,7 @@ class PromptReader {
     return {.ids = std::move(example.input_ids), .text = std::move(text), .answer = {}};
   }
 
-  /// @param row  {"messages", "tools"?}.  @param is_whole  the last message is not the answer, whoever's it is.
+  /// @param row  {"messages", "tools"?}.  @param is_whole  the answer is elsewhere; the last message belongs to the prompt.
   Prompt of_messages(Row row, const std::string& where, const std::string& system, bool is_whole = false) {
     tools_.require_template(file_);
     Row list = canonical_messages(std::move(row["messages"]), "messages", where);

@@ -75,7 +75,7 @@ class RowReader {
                            "[{}] rows must be JSON lines, a JSON array, CSV, TSV or text in UTF-8; got {}. {}", path_, other.name,
                            other.advice);
     }
-    // What comes through a pipe has no name that says its format.
+    // Standard input has no name that tells the format.
     const bool is_unnamed = by_name_ && path_ == "/dev/stdin";
     if (is_unnamed && bytes_.peek() >= 0 && bytes_.peek() != '{' && bytes_.peek() != '[') read_.format = FileFormat::kLines;
     switch (read_.format) {

@@ -97,11 +97,12 @@ def generate(
             torch.manual_seed(seed)
             given = {**sampling, "max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens}
             found = [_through_transformers(model, row, ends, given) for row in rows]
+    seconds = time.perf_counter() - began
     answers = Answers(
         Answer(tokenizer.decode(new, skip_special_tokens=True), new, "stop" if new[-1] in ends else "length", len(row))
         for row, new in zip(rows, found, strict=True)
     )
-    answers.seconds = time.perf_counter() - began
+    answers.seconds = seconds
     return answers
 
 
