@@ -1,36 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A CTA has one row, up to eight query heads that share a key head, and a part of the row's keys; its four warps take 16 keys in turn.
 ///
-/// Both products are the tensor cores' 16×8×16 with the heads as rows (eight of the 16 are idle: memory decides here). Which 16 of a head's
-/// elements a product adds up is the lanes' choice, so a lane reads 16 bytes of a key at a time straight into its operand registers. Of the
-/// values a lane reads eight neighbors of four keys and pairs them up itself. No element passes through shared memory.
-///
-/// The softmax is formed as keys pass by (its maximum and sum are corrected), in fp32; probabilities are rounded to 16 bits for the second
-/// product, as flash attention does. What several CTAs found of a row is joined by a second kernel.
+/// What several CTAs found of a row is joined by a second kernel.
 #include <algorithm>
 #include <cfloat>
 #include <cstdint>
 
 #include "decode_attention.hpp"
 #include "early_launch.cuh"
-#include "element.cuh"
-#include "tensor_core.cuh"
+#include "head_sums.cuh"
 
 namespace qlorapp::cuda {
 namespace {
 
-constexpr int kWarps = 4, kHeads = 8, kKeys = 16, kMostSplits = 256;
+constexpr int kWarps = 4, kMostSplits = 256;
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
-constexpr float kLog2E = 1.4426950408889634F;
-
-/// The eight heads' rows of a product; the other eight are zero, in and out.
-template <class T>
-__device__ __forceinline__ void multiply_heads(float (&sum)[2], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1) {
-  float all[4] = {sum[0], sum[1], 0.0F, 0.0F};
-  multiply<T>(all, a0, 0U, a2, 0U, b0, b1);
-  sum[0] = all[0];
-  sum[1] = all[1];
-}
 
 template <class T, int kDim>
 __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ DecodeAttention work) {
@@ -64,80 +48,19 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ De
     q[j] = g < heads && at < dim ? *reinterpret_cast<const uint4*>(own_q + at) : nothing;
   }
 
-  float out[kValueLoads][8][2] = {};
-  float most = -FLT_MAX, sum = 0.0F;  // of head g; the sum is this lane's part
+  const auto q_of = [&](int j) { return q[j]; };
+  HeadSums<kDim> sums;
   const float scale = work.scale * kLog2E;
   for (int64_t base = begin + warp * kKeys; base < end; base += kWarps * kKeys) {
-    uint4 k[2][kKeyLoads], v[4][kValueLoads];
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      const int64_t key = min(base + tile * 8 + g, end - 1);
-#pragma unroll
-      for (int j = 0; j < kKeyLoads; ++j) {
-        const int at = j * 32 + t * 8;
-        k[tile][j] = at < dim ? read_once(reinterpret_cast<const uint4*>(keys + key * work.slot_stride + at)) : nothing;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t key = min(base + (i / 2) * 8 + 2 * t + i % 2, end - 1);
-#pragma unroll
-      for (int c = 0; c < kValueLoads; ++c) {
-        const int at = c * 64 + g * 8;
-        v[i][c] = at < dim ? read_once(reinterpret_cast<const uint4*>(values + key * work.slot_stride + at)) : nothing;
-      }
-    }
-    float score[2][2] = {};  // of head g: keys tile · 8 + 2t and the next
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-      for (int j = 0; j < kKeyLoads; ++j) {
-        multiply_heads<T>(score[tile], q[j].x, q[j].y, k[tile][j].x, k[tile][j].y);
-        multiply_heads<T>(score[tile], q[j].z, q[j].w, k[tile][j].z, k[tile][j].w);
-      }
-    float largest = most;
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        score[tile][i] = base + tile * 8 + 2 * t + i < end ? score[tile][i] * scale : -FLT_MAX;
-        largest = fmaxf(largest, score[tile][i]);
-      }
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-    const float correction = exp2f(most - largest);
-    most = largest;
-    sum *= correction;
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        score[tile][i] = base + tile * 8 + 2 * t + i < end ? exp2f(score[tile][i] - most) : 0.0F;
-        sum += score[tile][i];
-      }
-    const uint32_t p0 = pack_pair<T>(score[0][0], score[0][1]), p1 = pack_pair<T>(score[1][0], score[1][1]);
-#pragma unroll
-    for (int c = 0; c < kValueLoads; ++c) {
-      const uint32_t words[4][4] = {{v[0][c].x, v[0][c].y, v[0][c].z, v[0][c].w},
-                                    {v[1][c].x, v[1][c].y, v[1][c].z, v[1][c].w},
-                                    {v[2][c].x, v[2][c].y, v[2][c].z, v[2][c].w},
-                                    {v[3][c].x, v[3][c].y, v[3][c].z, v[3][c].w}};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {  // element i of each lane's eight
-        const unsigned select = i % 2 == 0 ? 0x5410U : 0x7632U;
-        out[c][i][0] *= correction;
-        out[c][i][1] *= correction;
-        multiply_heads<T>(out[c][i], p0, p1, __byte_perm(words[0][i / 2], words[1][i / 2], select),
-                          __byte_perm(words[2][i / 2], words[3][i / 2], select));
-      }
-    }
+    attend_keys<T, kDim, false>(sums, q_of, keys, values, work.slot_stride, base, end, dim, scale, g, t);
   }
+  float sum = sums.sum;
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
   sum += __shfl_xor_sync(kAllLanes, sum, 2);
 
   // Joined over the warps, in their order.
   if (t == 0) {
-    shared_max[warp][g] = most;
+    shared_max[warp][g] = sums.most;
     shared_sum[warp][g] = sum;
   }
   __syncthreads();
@@ -146,14 +69,14 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ De
   for (int w = 0; w < kWarps; ++w) all = fmaxf(all, shared_max[w][g]);
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) total += shared_sum[w][g] * exp2f(shared_max[w][g] - all);
-  const float own = exp2f(most - all);
+  const float own = exp2f(sums.most - all);
 #pragma unroll
   for (int c = 0; c < kValueLoads; ++c)
 #pragma unroll
     for (int i = 0; i < 8; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        shared[(warp * kHeads + g) * kDim + c * 64 + 16 * t + 8 * half + i] = out[c][i][half] * own;
+        shared[(warp * kHeads + g) * kDim + c * 64 + 16 * t + 8 * half + i] = sums.out[c][i][half] * own;
   __shared__ float totals[kHeads], largest_of[kHeads];
   if (warp == 0 && t == 0) totals[g] = total, largest_of[g] = all;
   __syncthreads();

@@ -2,8 +2,7 @@
 /// Up to 8 rows of x (gemm_4bit_group.hpp). A warp has 16 rows of W and a part of k; teams of eight warps stay and take strips of rows in turn.
 ///
 /// cp.async brings codes from memory into a ring of shared memory while earlier ones are multiplied, and the first of them are asked for before the
-/// kernel in front has ended, which cannot have written them. Operands are formed as in gemm_4bit.cu. Pieces of 32 bytes of a row of codes are
-/// exchanged (by the row's last bits) so that lanes which read together read different banks.
+/// kernel in front has ended, which cannot have written them. Operands are formed as in gemm_4bit.cu.
 ///
 /// The first teams form u = x·Aᵀ before their strips; the GPU starts them first, so none of the others waits for one that has not begun. A team
 /// waits for u when its first sums are there.
@@ -11,94 +10,25 @@
 #include <atomic>
 #include <cstdint>
 
-#include "group_work.cuh"
-#include "tensor_core.cuh"
+#include "few_rows.cuh"
 
 namespace qlorapp::cuda {
 namespace {
-
-/// A block of 64 k: 16 rows of W, scaled, times 8 rows of x.
-template <class T>
-__device__ __forceinline__ void multiply_block(float (&sum)[4], const uint32_t (&a)[8], const uint32_t (&b)[8], uint4 low,
-                                               uint4 high, float first_scale, float second_scale) {
-  float part[4] = {};
-  multiply<T>(part, a[0], b[0], a[1], b[1], low.x, low.y);
-  multiply<T>(part, a[2], b[2], a[3], b[3], low.z, low.w);
-  multiply<T>(part, a[4], b[4], a[5], b[5], high.x, high.y);
-  multiply<T>(part, a[6], b[6], a[7], b[7], high.z, high.w);
-  sum[0] += part[0] * first_scale;
-  sum[1] += part[1] * first_scale;
-  sum[2] += part[2] * second_scale;
-  sum[3] += part[3] * second_scale;
-}
 
 /// scaling · u·Bᵀ + bias of one element.
 template <class T>
 __device__ __forceinline__ float added(const Work& work, const GroupWeight& weight, int64_t token, int64_t row, int64_t column) {
   float sum = 0.0F;
-  if (weight.b != nullptr) {
-    const T* const b = static_cast<const T*>(weight.b) + row * weight.rank;
-    const T* const u = static_cast<const T*>(work.asked.u) + token * work.asked.ranks + weight.u_column;
-    if (work.wide_ranks) {
-      for (int64_t r = 0; r < weight.rank; r += 8) {
-        const uint4 words = __ldcg(reinterpret_cast<const uint4*>(u + r));  // of this launch: not by way of L1
-        T own_elements[8];
-        memcpy(own_elements, &words, sizeof words);
-        float own[8], of_b[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) own[i] = to_float(own_elements[i]);
-        load_eight(b + r, of_b);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sum += own[i] * of_b[i];
-      }
-    } else {
-      for (int64_t r = 0; r < weight.rank; ++r) {
-        const unsigned short bits = __ldcg(reinterpret_cast<const unsigned short*>(u + r));
-        T own;
-        memcpy(&own, &bits, sizeof own);
-        sum += to_float(own) * to_float(b[r]);
-      }
-    }
-    sum *= weight.scaling;
-  }
+  if (weight.b != nullptr)
+    sum = weight.scaling * low_rank_sum(static_cast<const T*>(work.asked.u) + token * work.asked.ranks + weight.u_column,
+                                        static_cast<const T*>(weight.b) + row * weight.rank, weight.rank, work.wide_ranks);
   return work.asked.bias == nullptr ? sum : sum + to_float(static_cast<const T*>(work.asked.bias)[column]);
 }
 
 constexpr int kTeams = 2, kFewThreads = kTeams * kThreads;  // teams of eight warps, which share the table alone
-constexpr int kFewRing = 3, kStage = 256, kStrip = 16, kFewTokens = 8;
-constexpr int kStageCodes = kStrip * kStage / 2, kStageBytes = kStageCodes + 256;  // then scales
+constexpr int kFewRing = 3;
 constexpr int kFewParts = kWarps * kFewTokens * kStrip;
-constexpr int kEntry = 256;  ///< Bytes from one byte's pairs to the next's: an offset is put together by one permutation.
-constexpr int kFewBytes = 256 * kEntry + 1024 + kTeams * (2 * kFewParts * 4 + kWarps * kFewRing * kStageBytes);
-
-template <class T>
-__device__ __forceinline__ void fill_wide(unsigned char* table, bool nf4) {
-  const unsigned lane = threadIdx.x & 31U;
-  const float entry = __ldg((nf4 ? kDeviceNf4 : kDeviceFp4).values + (lane & 15U));
-  for (unsigned byte = threadIdx.x; byte < 256U; byte += blockDim.x) {
-    const float first = __shfl_sync(kAllLanes, entry, static_cast<int>(byte >> 4U));
-    const float second = __shfl_sync(kAllLanes, entry, static_cast<int>(byte & 15U));
-    const uint32_t pair = pack_pair<T>(first, second);
-#pragma unroll
-    for (unsigned i = 0; i < 8; ++i)
-      *reinterpret_cast<uint4*>(table + byte * kEntry + ((i + lane) & 7U) * 16U) = make_uint4(pair, pair, pair, pair);
-  }
-}
-/// @param lane_bytes  of the lane's own bank.
-template <int kByte>
-__device__ __forceinline__ uint32_t wide_pair(const unsigned char* table, uint32_t word, uint32_t lane_bytes) {
-  return *reinterpret_cast<const uint32_t*>(table + __byte_perm(word, lane_bytes, 0x5504U | (kByte << 4)));
-}
-__device__ __forceinline__ void wide_pairs(const unsigned char* table, uint2 codes, uint32_t lane_bytes, uint32_t (&pairs)[8]) {
-  pairs[0] = wide_pair<0>(table, codes.x, lane_bytes);
-  pairs[1] = wide_pair<1>(table, codes.x, lane_bytes);
-  pairs[2] = wide_pair<2>(table, codes.x, lane_bytes);
-  pairs[3] = wide_pair<3>(table, codes.x, lane_bytes);
-  pairs[4] = wide_pair<0>(table, codes.y, lane_bytes);
-  pairs[5] = wide_pair<1>(table, codes.y, lane_bytes);
-  pairs[6] = wide_pair<2>(table, codes.y, lane_bytes);
-  pairs[7] = wide_pair<3>(table, codes.y, lane_bytes);
-}
+constexpr int kFewBytes = kWideTable + 1024 + kTeams * (2 * kFewParts * 4 + kWarps * kFewRing * kStageBytes);
 
 /// The stage that a warp copies next. In its strip of a tile these are part, part + splits and so on; then the team's next tile follows.
 struct Asking {
@@ -126,7 +56,7 @@ __device__ __forceinline__ void aim(const Work& work, Asking& asking, int64_t st
 __device__ __forceinline__ void ask_few(const Work& work, const Asking& asking, bool is_there, unsigned char* to, int lane) {
   if (is_there) {
     const unsigned char* const from = asking.packed + asking.stage * (kStage / 2);
-    unsigned char* const place = to + lane / 8 * (kStage / 2) + ((lane % 8 / 2) ^ (lane / 8)) * 32 + (lane % 2) * 16;
+    unsigned char* const place = to + place_of_codes(lane);
 #pragma unroll
     for (int q = 0; q < 4; ++q) copy_async<16>(place + q * 4 * (kStage / 2), from + asking.rows[q]);
     const uint32_t scale = asking.scale + static_cast<uint32_t>(asking.stage) * 4;
@@ -187,13 +117,13 @@ template <class T>
 __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant__ Work work) {
   extern __shared__ __align__(128) unsigned char shared[];
   unsigned char* const table = shared;
-  float* const map = reinterpret_cast<float*>(shared + 256 * kEntry);
+  float* const map = reinterpret_cast<float*>(shared + kWideTable);
   const int lane = static_cast<int>(threadIdx.x % 32U), team = static_cast<int>(threadIdx.x) / kThreads;
   const int thread = static_cast<int>(threadIdx.x) % kThreads, warp = thread / 32;
   const int g = lane / 4, t = lane % 4;
   float* const parts = map + 256 + team * 2 * kFewParts;
   unsigned char* const ring =
-      shared + 256 * kEntry + 1024 + kTeams * 2 * kFewParts * 4 + (team * kWarps + warp) * kFewRing * kStageBytes;
+      shared + kWideTable + 1024 + kTeams * 2 * kFewParts * 4 + (team * kWarps + warp) * kFewRing * kStageBytes;
   const int stages = static_cast<int>(work.asked.k / kStage), m = static_cast<int>(work.asked.m);
   const int splits = static_cast<int>(work.splits), strips_each = static_cast<int>(work.strips_each), part = warp & (splits - 1);
   const int own_of_tile = warp / splits;
@@ -223,21 +153,19 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant
   if (!has_u) form_u<T>(work, parts, first_tile, step, team, thread);
 
   const T* const x = static_cast<const T*>(work.asked.x) + min(g, m - 1) * work.asked.x_stride + t * 16;
-  const uint32_t lane_bytes = static_cast<uint32_t>(lane) * 4U;
   int slot = 0, free_slot = kFewRing - 1, turn = 0;
   for (int64_t tile = first_tile; tile < tiles; tile += step, turn ^= 1) {
     const int64_t strip = strip_of(tile);
     float sums[4] = {};
     if (strip < strips) {
       const float offset = work.nested ? __ldg(work.asked.weights[weight_of(work, strip)].nested_offset) : 0.0F;
+      const float offsets[2] = {offset, offset};
       for (int stage = part; stage < stages; stage += splits) {
-        uint4 x_low[4], x_high[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        const auto x_of = [&](int i) {
           const auto* const from = reinterpret_cast<const uint4*>(x + stage * kStage + i * kBlock);
-          x_low[i] = __ldg(from);
-          x_high[i] = __ldg(from + 1);
-        }
+          return BlockInput{__ldg(from), __ldg(from + 1)};
+        };
+        const BlockInput first = x_of(0);
         wait_groups<kFewRing - 2>();
         __syncwarp();
         ask_few(work, asking, is_there(), ring + free_slot * kStageBytes, lane);
@@ -245,28 +173,7 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant
         free_slot = free_slot + 1 == kFewRing ? 0 : free_slot + 1;
         const unsigned char* const here = ring + slot * kStageBytes;
         slot = slot + 1 == kFewRing ? 0 : slot + 1;
-        float scales[2][4];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = half * 8 + g;
-          if (work.nested) {
-            const uint32_t codes = *reinterpret_cast<const uint32_t*>(here + kStageCodes + row * 4);
-            const float outer = *reinterpret_cast<const float*>(here + kStageCodes + 64 + row * 4);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) scales[half][i] = decode_scale_rn(map[(codes >> (8 * i)) & 255U], outer, offset);
-          } else {
-            const float4 all = *reinterpret_cast<const float4*>(here + kStageCodes + row * 16);
-            scales[half][0] = all.x, scales[half][1] = all.y, scales[half][2] = all.z, scales[half][3] = all.w;
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          uint32_t a[8], b[8];
-          const unsigned char* const place = here + g * (kStage / 2) + (i ^ (g & 3)) * 32 + t * 8;
-          wide_pairs(table, *reinterpret_cast<const uint2*>(place), lane_bytes, a);
-          wide_pairs(table, *reinterpret_cast<const uint2*>(place + 8 * (kStage / 2)), lane_bytes, b);
-          multiply_block<T>(sums, a, b, x_low[i], x_high[i], scales[0][i], scales[1][i]);
-        }
+        multiply_stage<T>(sums, here, first, x_of, table, map, lane, work.nested, offsets);
       }
     }
     // [warp][token][row], in two places by turns: what is read of one tile is not yet written by the next.

@@ -24,6 +24,20 @@ bool lie_in(const AdapterSet& set) {
 
 }  // namespace
 
+JoinedInputs JoinedInputs::of(std::span<const std::optional<DecodeAdapter>> adapters) {
+  JoinedInputs all;
+  const at::Tensor* first = nullptr;
+  for (const auto& adapter : adapters) {
+    if (!adapter) continue;
+    if (first == nullptr) first = &adapter->a;
+    all.together = all.together && adapter->a.storage_offset() == first->storage_offset() + all.rank * first->size(1);
+    all.scaled = all.scaled || adapter->scale.defined();
+    all.rank += adapter->a.size(0);
+  }
+  if (all.rank > 0 && all.together) all.a = first->as_strided({all.rank, first->size(1)}, first->strides());
+  return all;
+}
+
 std::shared_ptr<DecodeAdapters> DecodeAdapters::of(const CausalLM& model) {
   if (!model.adapters().in_use()) return nullptr;
   const AdapterSet& set = model.adapters().active();

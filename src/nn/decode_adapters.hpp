@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +19,16 @@ struct DecodeAdapter {
   at::Tensor a, b;  ///< (r, in), (out, r).
   double scaling = 1;
   at::Tensor scale;  ///< (out) float32: DoRA's factor of the sum; undefined: none.
+};
+
+/// The matrices A of layers that share an input.
+struct JoinedInputs {
+  int64_t rank = 0;      ///< Σ r.
+  bool together = true;  ///< They follow each other in memory.
+  bool scaled = false;   ///< Some layer has a DecodeAdapter::scale.
+  at::Tensor a;          ///< (Σ r, in); undefined where they are not together, or there are none.
+
+  [[nodiscard]] static JoinedInputs of(std::span<const std::optional<DecodeAdapter>> adapters);
 };
 
 class DecodeAdapters {

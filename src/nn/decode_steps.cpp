@@ -7,9 +7,11 @@
 #include <bit>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/check.hpp"
+#include "nn/decode_pass.hpp"
 #include "nn/decoder.hpp"
 #include "nn/generation_cache.hpp"
 #include "ops/attention.hpp"
@@ -46,6 +48,8 @@ std::shared_ptr<DecodeAdapters> DecodeSteps::adapters(const CausalLM& model, boo
 at::Tensor DecodeSteps::compute(CausalLM& model, const Step& step, GenerationCache& cache) {
   Decoder& decoder = model.decoder();
   const int64_t rows = step.tokens.size(0);
+  at::Tensor x = model.adapters().embed(step.tokens);
+  if (step.pass) return std::get<0>(decoder.last_norm(step.pass->run(x)));
   CacheRows where{.slots = step.numbers.select(0, 1), .capacity = cache.capacity};
   if (*on_device_) {
     where.device_starts = step.numbers.select(0, 2);
@@ -68,7 +72,6 @@ at::Tensor DecodeSteps::compute(CausalLM& model, const Step& step, GenerationCac
                             .few = adapters_ || !model.adapters().in_use(),
                             .adapters = adapters_,
                             .memory = {}};
-  at::Tensor x = model.adapters().embed(step.tokens);
   for (size_t i = 0; i < decoder.blocks().size(); ++i) {
     const BlockCache of_block{where, cache.blocks[i]};
     x = decoder.blocks()[i].forward(x, context, nullptr, Keep::kInputOnly, &of_block);
@@ -112,6 +115,7 @@ at::Tensor DecodeSteps::forward(CausalLM& model, const at::Tensor& tokens, std::
   step.numbers.copy_(host, /*non_blocking=*/true);
   step.tokens.narrow(0, 0, count).copy_(tokens);
   if (padded > count) step.tokens.narrow(0, count, padded - count).copy_(step.tokens.narrow(0, 0, 1).expand({padded - count}));
+  if (std::exchange(step.is_new, false) && *on_device_) step.pass = decode_pass_of(model, adapters_.get(), cache, step.numbers);
   if (step.graph) {
     step.graph->replay();
     return step.hidden.narrow(0, 0, count).clone();

@@ -14,6 +14,7 @@
 
 #include "nn/block/block_part.hpp"
 #include "nn/decode_adapters.hpp"
+#include "ops/decode_pass.hpp"
 #include "ops/launch_graph.hpp"
 
 namespace qlorapp {
@@ -33,11 +34,13 @@ class DecodeSteps {
  private:
   /// Of a number of rows. Rows that are not needed repeat the first.
   struct Step {
-    at::Tensor tokens;   ///< (rows) int64.
-    at::Tensor numbers;  ///< (4, rows) int64: position, slot of the token, first slot and length of the row.
-    at::Tensor hidden;   ///< (rows, D).
+    at::Tensor tokens;                      ///< (rows) int64.
+    at::Tensor numbers;                     ///< (4, rows) int64: position, slot of the token, first slot and length of the row.
+    at::Tensor hidden;                      ///< (rows, D).
+    std::unique_ptr<ops::DecodePass> pass;  ///< All blocks in one launch; null where there is none.
     std::unique_ptr<ops::LaunchGraph> graph;
     int64_t passes = 0;  ///< Without a graph.
+    bool is_new = true;  ///< Whether there is such a launch was not asked.
   };
   /// What a recorded launch depends on besides its inputs.
   using Key = std::tuple<const void*, const void*, std::vector<const void*>, int64_t, bool>;

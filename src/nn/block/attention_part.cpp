@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nn/block/attention_part.hpp"
 
-#include <cmath>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -92,11 +91,6 @@ void AttentionPart::heads_back(const at::Tensor& packed, const at::Tensor& dq, c
   norm_back(q, k, k_weight, heads.k_rstd);
 }
 
-double AttentionPart::scale() const {
-  const BlockShape& shape = data_.shape;
-  return shape.attention_scale > 0 ? shape.attention_scale : 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
-}
-
 PartSaved AttentionPart::attention_of(PartSaved saved) const {
   PartSaved kept;
   prepare(kept);
@@ -109,11 +103,12 @@ at::Tensor AttentionPart::cached_attention(const Heads& heads, const CacheRows& 
   const int64_t window = data_.shape.layer.window;
   if (rows.device_starts.defined())
     return ops::decode_attention(heads.q, entries.keys, entries.values, rows.device_starts, rows.device_lengths, rows.capacity,
-                                 scale(), window);
+                                 data_.shape.score_scale(), window);
   if (rows.all_new)
-    return std::get<0>(ops::attention(heads.q, heads.k, heads.v, context.row_starts, scale(), context.deterministic, window));
-  return ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths, scale(),
-                                   window);
+    return std::get<0>(
+        ops::attention(heads.q, heads.k, heads.v, context.row_starts, data_.shape.score_scale(), context.deterministic, window));
+  return ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths,
+                                   data_.shape.score_scale(), window);
 }
 
 at::Tensor AttentionPart::forward(Wide n, const Call& call, at::Tensor into) const {
@@ -139,8 +134,8 @@ at::Tensor AttentionPart::forward(Wide n, const Call& call, at::Tensor into) con
       entries.values.index_copy_(0, rows.slots, heads.v);
       attended = cached_attention(heads, rows, entries, context).reshape({tokens, q});
     } else if (!is_kept) {
-      auto [out, lse] =
-          ops::attention(heads.q, heads.k, heads.v, context.row_starts, scale(), context.deterministic, shape.layer.window);
+      auto [out, lse] = ops::attention(heads.q, heads.k, heads.v, context.row_starts, data_.shape.score_scale(),
+                                       context.deterministic, shape.layer.window);
       attended = out.reshape({tokens, q});
       call.saved.tensors[kLse] = std::move(lse);
     }
@@ -170,7 +165,7 @@ BlockPart::Pending AttentionPart::backward(const Wide& dy, at::Tensor& dn, const
     const auto by_head = [&](const at::Tensor& x) { return x.unflatten(1, {shape.heads, shape.head_dim}); };
     const auto [dq, dk, dv] =
         ops::attention_backward(by_head(dattended), heads.q, heads.k, heads.v, by_head(attended), call.saved.tensors[kLse],
-                                context.row_starts, scale(), context.deterministic, shape.layer.window);
+                                context.row_starts, data_.shape.score_scale(), context.deterministic, shape.layer.window);
     heads.q.reset(), heads.k.reset(), heads.v.reset();
     dattended.reset();
     if (!norms()) qkv.reset();

@@ -42,7 +42,6 @@ class AttentionPart final : public BlockPart {
   [[nodiscard]] bool norms_whole() const { return norms() && data_.norm(format::Site::kQuery).numel() != data_.shape.head_dim; }
   [[nodiscard]] bool turns_in_place() const { return !norms() || data_.shape.turns_before_norm; }
   [[nodiscard]] const Rotation& rotation(const StepContext& context) const { return context.rotations[data_.shape.layer.rope]; }
-  [[nodiscard]] double scale() const;
   /// (M, 1, 1).
   [[nodiscard]] static at::Tensor query_scale(const Rotation& rotation, const StepContext& context, at::ScalarType dtype);
 

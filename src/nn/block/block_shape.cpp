@@ -2,6 +2,7 @@
 #include "nn/block/block_shape.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "qlorapp/format/model_layout.hpp"
 
@@ -28,6 +29,10 @@ BlockShape BlockShape::of(const format::ModelConfig& config, int64_t index) {
   for (const format::NormRow& row : family.norms) shape.norms.push_back(row.site);
   for (const format::LinearRow& row : family.linears) shape.linears.push_back(row.group);
   return shape;
+}
+
+double BlockShape::score_scale() const {
+  return attention_scale > 0 ? attention_scale : 1.0 / std::sqrt(static_cast<double>(head_dim));
 }
 
 std::optional<size_t> BlockShape::norm_at(format::Site site) const {

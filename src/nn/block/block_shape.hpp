@@ -36,6 +36,8 @@ struct BlockShape {
 
   [[nodiscard]] int64_t attention_width() const { return heads * head_dim; }
   [[nodiscard]] int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
+  /// Of scores.
+  [[nodiscard]] double score_scale() const;
   /// The slot of the norm that acts there.
   [[nodiscard]] std::optional<size_t> norm_at(format::Site site) const;
 };

@@ -44,6 +44,7 @@ class DecoderBlock {
   [[nodiscard]] const Shape& shape() const { return data_->shape; }
   [[nodiscard]] const Weights& weights() const { return data_->weights; }
   [[nodiscard]] int64_t index() const { return data_->index; }
+  [[nodiscard]] const BlockData& data() const { return *data_; }
   /// Replaces a projection's weight, of the same shape, after PiSSA, OLoRA or LoftQ changed it. For a sharded base call
   /// Decoder::replace_projection.
   void replace_projection(Projection projection, FrozenWeight weight);

@@ -104,18 +104,7 @@ void ProjectionGroup::project_few(at::Tensor y, const at::Tensor& x, const StepC
   const DecodeAdapters::OfBlock none(count_);
   const auto adapters =
       context.adapters ? std::span(context.adapters->block(data_.index)).subspan(begin_, count_) : std::span(none);
-  // Matrices A that follow each other in memory are one; of others each is multiplied on its own.
-  int64_t rank = 0;
-  const at::Tensor* first = nullptr;
-  bool together = true, scaled = false;
-  for (const auto& adapter : adapters) {
-    if (!adapter) continue;
-    if (first == nullptr) first = &adapter->a;
-    together = together && adapter->a.storage_offset() == first->storage_offset() + rank * first->size(1);
-    scaled = scaled || adapter->scale.defined();
-    rank += adapter->a.size(0);
-  }
-  const at::Tensor a = rank > 0 && together ? first->as_strided({rank, first->size(1)}, first->strides()) : at::Tensor();
+  const auto [rank, together, scaled, a] = JoinedInputs::of(adapters);  // of matrices apart each is multiplied on its own
   if (together && !scaled && multiply_group(y, x, all, adapters, a)) return;
   at::Tensor u;
   if (a.defined()) u = at::mm(x, transposed(a));

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Attention of up to eight query heads that share a key head over 16 keys, by a warp. Shared by decode_attention.cu and decode_pass.cu.
+///
+/// Both products are the tensor cores' 16×8×16 with the heads as rows (eight of the 16 are idle: memory decides here). Which 16 of a head's
+/// elements a product adds up is the lanes' choice, so a lane reads 16 bytes of a key at a time straight into its operand registers. Of the
+/// values a lane reads eight neighbors of four keys and pairs them up itself. No element passes through shared memory.
+///
+/// The softmax is formed as keys pass by (its maximum and sum are corrected), in fp32; probabilities are rounded to 16 bits for the second
+/// product, as flash attention does.
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+
+#include "element.cuh"
+#include "tensor_core.cuh"
+
+namespace qlorapp::cuda {
+namespace {
+
+constexpr int kHeads = 8, kKeys = 16;
+constexpr float kLog2E = 1.4426950408889634F;
+
+/// The eight heads' rows of a product; the other eight are zero, in and out.
+template <class T>
+__device__ __forceinline__ void multiply_heads(float (&sum)[2], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1) {
+  float all[4] = {sum[0], sum[1], 0.0F, 0.0F};
+  multiply<T>(all, a0, 0U, a2, 0U, b0, b1);
+  sum[0] = all[0];
+  sum[1] = all[1];
+}
+
+/// 16 bytes that an earlier part of the same launch may have written.
+template <class T>
+__device__ __forceinline__ uint4 read_past_l1(const T* address) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address));
+  return v;
+}
+
+/// What a warp has seen so far. Of lane 4g + t: of head g the elements 64c + 16t + i (out[c][i][0]) and 8 behind them (out[c][i][1]).
+template <int kDim>
+struct HeadSums {
+  float out[kDim / 64][8][2] = {};
+  float most = -FLT_MAX, sum = 0.0F;  ///< Of head g; the sum is this lane's part.
+};
+
+/// @param q  q(j): the elements 32j + 8t and seven more of head g.  @param keys, values  of slot 0.  @param scale  times log2(e).
+/// Keys from `base` to `end` - 1, at most 16.
+/// @tparam kFewRegisters  reads values when the scores are there, not with the keys.
+template <class T, int kDim, bool kFewRegisters, class Query>
+__device__ __forceinline__ void attend_keys(HeadSums<kDim>& sums, const Query& q, const T* keys, const T* values,
+                                            int64_t slot_stride, int64_t base, int64_t end, int dim, float scale, int g, int t) {
+  constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+  constexpr int kKeyLoads = kDim / 32, kValueLoads = kDim / 64;
+  const uint4 nothing = make_uint4(0, 0, 0, 0);
+  constexpr bool kOneByOne = kFewRegisters && kDim > 128;  // of the values' loads
+  uint4 k[2][kKeyLoads], v[4][kOneByOne ? 1 : kValueLoads];
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    const int64_t key = min(base + tile * 8 + g, end - 1);
+#pragma unroll
+    for (int j = 0; j < kKeyLoads; ++j) {
+      const int at = j * 32 + t * 8;
+      k[tile][j] = at < dim ? read_past_l1(keys + key * slot_stride + at) : nothing;
+    }
+  }
+  const auto read_values = [&](int c, int to) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t key = min(base + (i / 2) * 8 + 2 * t + i % 2, end - 1);
+      const int at = c * 64 + g * 8;
+      v[i][to] = at < dim ? read_past_l1(values + key * slot_stride + at) : nothing;
+    }
+  };
+  if constexpr (!kFewRegisters) {
+#pragma unroll
+    for (int c = 0; c < kValueLoads; ++c) read_values(c, c);
+  }
+  float score[2][2] = {};  // of head g: keys tile · 8 + 2t and the next
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+    for (int j = 0; j < kKeyLoads; ++j) {
+      const uint4 own = q(j);
+      multiply_heads<T>(score[tile], own.x, own.y, k[tile][j].x, k[tile][j].y);
+      multiply_heads<T>(score[tile], own.z, own.w, k[tile][j].z, k[tile][j].w);
+    }
+  float largest = sums.most;
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      score[tile][i] = base + tile * 8 + 2 * t + i < end ? score[tile][i] * scale : -FLT_MAX;
+      largest = fmaxf(largest, score[tile][i]);
+    }
+  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+  const float correction = exp2f(sums.most - largest);
+  sums.most = largest;
+  sums.sum *= correction;
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      score[tile][i] = base + tile * 8 + 2 * t + i < end ? exp2f(score[tile][i] - sums.most) : 0.0F;
+      sums.sum += score[tile][i];
+    }
+  if constexpr (kFewRegisters && !kOneByOne) {
+#pragma unroll
+    for (int c = 0; c < kValueLoads; ++c) read_values(c, c);
+  }
+  const uint32_t p0 = pack_pair<T>(score[0][0], score[0][1]), p1 = pack_pair<T>(score[1][0], score[1][1]);
+#pragma unroll
+  for (int c = 0; c < kValueLoads; ++c) {
+    const int from = kOneByOne ? 0 : c;
+    if constexpr (kOneByOne) read_values(c, 0);
+    const uint32_t words[4][4] = {{v[0][from].x, v[0][from].y, v[0][from].z, v[0][from].w},
+                                  {v[1][from].x, v[1][from].y, v[1][from].z, v[1][from].w},
+                                  {v[2][from].x, v[2][from].y, v[2][from].z, v[2][from].w},
+                                  {v[3][from].x, v[3][from].y, v[3][from].z, v[3][from].w}};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {  // element i of each lane's eight
+      const unsigned select = i % 2 == 0 ? 0x5410U : 0x7632U;
+      sums.out[c][i][0] *= correction;
+      sums.out[c][i][1] *= correction;
+      multiply_heads<T>(sums.out[c][i], p0, p1, __byte_perm(words[0][i / 2], words[1][i / 2], select),
+                        __byte_perm(words[2][i / 2], words[3][i / 2], select));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace qlorapp::cuda

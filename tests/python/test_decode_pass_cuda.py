@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pass of one token a row in one launch (cuda/decode_pass.hpp), beside the launches that more rows take, and beside whole passes."""
+
+import peer
+import peft
+import pytest
+import qlorapp
+import torch
+from families import FAMILIES
+from qlorapp import _C
+
+pytestmark = pytest.mark.usefixtures("cuda")
+VOCABULARY = 512
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": VOCABULARY,
+}
+#: What a family names otherwise.
+WIDER = {family: {"shared_intermediate_size": 512} for family in FAMILIES if family.startswith("Granite 4")}
+#: What the launch does not compute: norms over all heads as one, queries with a factor by position.
+OTHERWISE = {"OLMo 2", "OLMo 3", "Ministral 3"}
+
+
+def core_of(folder, lora=None, double_quant=True, quant_type="nf4", **config):
+    peer.write_llama(folder, **{**SIZES, **config})
+    four_bits = qlorapp.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type=quant_type, bnb_4bit_use_double_quant=double_quant
+    )
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, device_map="cuda", quantization_config=four_bits
+    )
+    if lora is not None:
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **lora))
+        torch.manual_seed(5)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.05)
+    model.eval()
+    with torch.no_grad():
+        model(input_ids=torch.tensor([[1]], device="cuda"))  # the core takes PEFT's adapter from here on
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return model, base.forward.engine.core
+
+
+def kernels(work):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+    return [event.name for event in profile.events()]
+
+
+def compare(core, lengths, steps):
+    """Root mean squares of the errors of one launch, of many, and of what they should be: the hidden states of a whole pass."""
+    torch.manual_seed(0)
+    rows = [torch.randint(0, VOCABULARY, (length,)).tolist() for length in lengths]
+    most = max(lengths) + steps
+    few, many = _C.make_cache(core, len(rows), most), _C.make_cache(core, 16, most)
+    fillers = [[3]] * (16 - len(rows))
+    for cache, all_rows in ((few, rows), (many, rows + fillers)):
+        _C.forward_cached(
+            core, cache, torch.tensor([token for row in all_rows for token in row]), [len(row) for row in all_rows]
+        )
+    errors = torch.zeros(3, dtype=torch.float64)
+    for _ in range(steps):  # as they are, recorded, and replayed
+        tokens = torch.randint(0, VOCABULARY, (len(rows),))
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            row.append(token)
+        one = _C.forward_cached(core, few, tokens, [1] * len(rows)).double()
+        launches = _C.forward_cached(core, many, torch.cat([tokens, torch.full((len(fillers),), 3)]), [1] * 16).double()
+        for i, ids in enumerate(rows):
+            whole = _C.forward_cached(core, _C.make_cache(core, 1, len(ids)), torch.tensor(ids), [len(ids)])[0].double()
+            errors += torch.stack(
+                [(one[i] - whole).square().mean(), (launches[i] - whole).square().mean(), whole.square().mean()]
+            ).cpu()
+    return errors.sqrt().tolist()
+
+
+def check(core, lengths, steps=7):
+    ours, launches, size = compare(core, lengths, steps)
+    assert ours <= 1.5 * launches + 1e-3 * size, (ours, launches, size)
+
+
+def used(core, rows=2):
+    cache = _C.make_cache(core, rows, 8)
+    _C.forward_cached(core, cache, torch.arange(3, 3 + rows), [1] * rows)
+    found = kernels(lambda: _C.forward_cached(core, cache, torch.arange(3, 3 + rows), [1] * rows))
+    return any("run_pass" in name for name in found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family(family, tmp_path):
+    model, core = core_of(tmp_path / "m", {"r": 8, "lora_alpha": 16}, **FAMILIES[family] | WIDER.get(family, {}))
+    assert used(core) == (family not in OTHERWISE and torch.cuda.get_device_capability() >= (9, 0))
+    check(core, [5, 17, 1])
+    assert model is not None
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(
+    "lora", [None, {"r": 16}, {"r": 6, "rank_pattern": {"q_proj": 2, "v_proj": 24}, "exclude_modules": ["k_proj", "down_proj"]}]
+)
+def test_rows_and_adapters(rows, lora, tmp_path):
+    _, core = core_of(tmp_path / "m", lora, intermediate_size=2816, attention_bias=True)
+    assert used(core, rows)
+    check(core, [40, 1, 300, 17, 256, 255, 700, 2][:rows])
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("kv_heads", [1, 8])
+def test_heads_and_parts_of_long_rows(head_dim, kv_heads, tmp_path):
+    _, core = core_of(
+        tmp_path / "m", head_dim=head_dim, num_key_value_heads=kv_heads, max_position_embeddings=4096, num_hidden_layers=2
+    )
+    assert used(core)
+    check(core, [3000, 513])
+
+
+@pytest.mark.parametrize(("double_quant", "quant_type"), [(False, "nf4"), (True, "fp4"), (False, "fp4")])
+def test_kinds_of_weights(double_quant, quant_type, tmp_path):
+    _, core = core_of(tmp_path / "m", {"r": 8}, double_quant, quant_type)
+    assert used(core)
+    check(core, [9, 30])
+
+
+def test_a_repeated_pass_has_the_same_bits(tmp_path):
+    _, core = core_of(tmp_path / "m", {"r": 8}, max_position_embeddings=4096)
+
+    def run():
+        cache = _C.make_cache(core, 2, 1100)
+        torch.manual_seed(0)
+        _C.forward_cached(core, cache, torch.randint(0, VOCABULARY, (1024,)), [1000, 24])
+        return torch.stack([_C.forward_cached(core, cache, torch.tensor([7, 9]), [1, 1]) for _ in range(8)])
+
+    first = run()
+    assert all(torch.equal(run(), first) for _ in range(3))
