@@ -4,11 +4,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-
 #include "core/check.hpp"
 #include "ops/device_memory.hpp"
 #include "ops/operator.hpp"
@@ -20,14 +15,6 @@ namespace {
 bool has_kernels() {
   const auto op = c10::Dispatcher::singleton().findSchema({"qlorapp::linear_4bit", ""});
   return op.has_value() && op->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
-}
-
-Bytes kilobytes_in(const char* file, const char* name) {
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    if (line.starts_with(name)) return Bytes{std::strtoll(line.c_str() + std::strlen(name), nullptr, 10) * 1024};
-  }
-  throw IoError(message("{} must have a line '{}'; it has none. Give the memory instead of auto.", file, name), ENOENT);
 }
 
 }  // namespace
@@ -66,10 +53,7 @@ std::string gpu_name(at::Device device) {
   return op.call(device.has_index() ? device.index() : -1);
 }
 
-Bytes memory_for(at::Device device) {
-  if (const auto room = ops::device_room(device)) return room->free + room->held;
-  return kilobytes_in("/proc/meminfo", "MemAvailable:") + kilobytes_in("/proc/self/status", "VmRSS:");
-}
+Bytes memory_for(at::Device device) { return ops::usable_memory(device); }
 
 at::ScalarType usable_dtype(at::ScalarType wanted, int64_t architecture) {
   return wanted == at::kBFloat16 && architecture > 0 && architecture < 80 ? at::kHalf : wanted;

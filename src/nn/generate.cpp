@@ -5,13 +5,13 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <functional>
 #include <limits>
-#include <numeric>
 #include <optional>
+#include <utility>
 
 #include "core/check.hpp"
 #include "nn/generation_cache.hpp"
+#include "nn/generation_size.hpp"
 #include "nn/slot_arena.hpp"
 #include "ops/device_memory.hpp"
 #include "qlorapp/core/units.hpp"
@@ -21,27 +21,9 @@ namespace {
 
 using Prompts = std::vector<std::vector<int64_t>>;
 
-/// Tokens of prompts in one pass, unless one prompt has more.
-constexpr int64_t kTokensAtOnce = 8192;
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 /// A shorter common beginning is computed again: a second pass takes longer.
 constexpr int64_t kLeastShared = 32;
-
-void check(const CausalLM& model, const Prompts& prompts, const GenerateOptions& options) {
-  QLORAPP_CHECK_VALUE(options.max_new_tokens >= 1, "[generate] max_new_tokens must be at least 1; got {}.", options.max_new_tokens);
-  QLORAPP_CHECK_VALUE(options.max_rows >= 1, "[generate] max_rows must be at least 1; got {}.", options.max_rows);
-  QLORAPP_CHECK_VALUE(options.cache_bytes >= 0, "[generate] cache_bytes must be at least 0; got {}.", options.cache_bytes);
-  options.sampling.validate();
-  QLORAPP_CHECK_VALUE(!prompts.empty(), "[generate] there must be a prompt; got none.");
-  const int64_t vocabulary = model.config().vocab_size;
-  for (const std::vector<int64_t>& prompt : prompts) {
-    QLORAPP_CHECK_VALUE(!prompt.empty(), "[generate] the prompt must hold at least one token; got none.");
-    for (size_t i = 0; i < prompt.size(); ++i) {
-      QLORAPP_CHECK_VALUE(prompt[i] >= 0 && prompt[i] < vocabulary,
-                          "[generate] token {} of the prompt must be in [0, {}); got {}. Does the tokenizer belong to the model?",
-                          i, vocabulary, prompt[i]);
-    }
-  }
-}
 
 /// Rows whose angles do not depend on their length, or not while they are here, may stand beside each other.
 enum class Angles : uint8_t { kShort, kLong, kChanging };
@@ -72,29 +54,22 @@ int64_t common_beginning(const std::vector<int64_t>& a, const std::vector<int64_
 
 class Generation {
  public:
-  Generation(CausalLM& model, const Prompts& prompts, const GenerateOptions& options)
+  /// @param first  the number of the first prompt among the caller's.
+  Generation(CausalLM& model, const Prompts& prompts, const GenerateOptions& options, int64_t first = 0)
       : model_(model),
         prompts_(prompts),
         options_(options),
+        first_(first),
         generated_(prompts.size()),
         seats_(static_cast<size_t>(std::min(options.max_rows, std::ssize(prompts)))),
         arena_(0) {
     std::vector<int64_t> wanted;
     for (size_t row = 0; row < prompts.size(); ++row) wanted.push_back(room_of(row));
-    const int64_t longest = std::ranges::max(wanted);
-    std::ranges::nth_element(wanted, wanted.begin() + std::ssize(seats_) - 1, std::greater<>());
-    int64_t slots = std::accumulate(wanted.begin(), wanted.begin() + std::ssize(seats_), int64_t{0});
-    const int64_t bytes = cache_bytes_per_position(model), most = cache_bytes();
-    if (slots > most / bytes) slots = most / bytes;
-    QLORAPP_CHECK_VALUE(
-        longest <= slots,
-        "[generate] a row of {} positions, of its prompt and max_new_tokens ({}), takes {} of keys and values; {} may be used. "
-        "Shorten the prompt, lower max_new_tokens, or give the cache more.",
-        longest, options.max_new_tokens, to_string(Bytes{longest * bytes}), to_string(Bytes{most}));
-    cache_ = make_cache(model, std::ssize(seats_), longest, slots);
-    cache_.starts.assign(seats_.size(), 0);
+    const GenerationSize size = generation_size(std::move(wanted), options.max_new_tokens, options.max_rows,
+                                                cache_per_position(model.config(), model.dtype()), cache_bytes());
+    cache_ = make_cache(model, size.rows, size.longest, size.slots);
     cache_.adapters_are_constant = true;
-    arena_ = SlotArena(slots);
+    arena_ = SlotArena(size.slots);
     if (is_penalized())
       seen_ = at::zeros({std::ssize(seats_), model.config().vocab_size}, at::TensorOptions(model.device()).dtype(at::kBool));
   }
@@ -119,15 +94,15 @@ class Generation {
     std::span<const int64_t> tokens;
   };
 
+  /// Among the caller's prompts.
+  [[nodiscard]] int64_t number_of(size_t row) const { return first_ + static_cast<int64_t>(row); }
   [[nodiscard]] bool is_penalized() const { return options_.sampling.repetition_penalty != 1.0; }
   [[nodiscard]] int64_t room_of(size_t row) const { return std::ssize(prompts_[row]) + options_.max_new_tokens; }
   [[nodiscard]] Angles angles_of_row(size_t row) const {
     return angles_of(model_.config(), std::ssize(prompts_[row]), room_of(row));
   }
-  [[nodiscard]] int64_t cache_bytes() const {
-    if (options_.cache_bytes > 0) return options_.cache_bytes;
-    const auto room = ops::device_room(model_.device());
-    return room ? room->free.count / 10 * 9 : std::numeric_limits<int64_t>::max();
+  [[nodiscard]] Bytes cache_bytes() const {
+    return options_.cache_bytes > 0 ? Bytes{options_.cache_bytes} : Bytes{ops::free_memory(model_.device()).count / 10 * 9};
   }
   [[nodiscard]] at::Tensor on_device(const std::vector<int64_t>& values) const {
     return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(model_.device());
@@ -226,7 +201,7 @@ class Generation {
       counts.push_back(std::ssize(part.tokens));
       seats.push_back(part.seat);
       const size_t row = *seats_[static_cast<size_t>(part.seat)].row;
-      rows.push_back(static_cast<int64_t>(row));
+      rows.push_back(number_of(row));
       positions.push_back(std::ssize(generated_[row]));
     }
     const at::Tensor logits = model_.logits(forward_cached(model_, on_device(tokens), seats, counts, cache_));
@@ -243,7 +218,7 @@ class Generation {
     std::vector<int64_t>& text = generated_[*own.row];
     text.push_back(token);
     own.token = token;
-    const auto row = static_cast<int64_t>(*own.row);
+    const int64_t row = number_of(*own.row);
     const bool ended = std::ranges::find(options_.eos_token_ids, token) != options_.eos_token_ids.end();
     const bool wanted = !options_.on_token || options_.on_token(row, token);
     if (!ended && wanted && std::ssize(text) < options_.max_new_tokens) return;
@@ -268,6 +243,7 @@ class Generation {
   CausalLM& model_;
   const Prompts& prompts_;
   const GenerateOptions& options_;
+  int64_t first_;
   Prompts generated_;
   std::vector<Seat> seats_;
   SlotArena arena_;
@@ -278,13 +254,72 @@ class Generation {
   int64_t taken_ = 0;  ///< Seats.
 };
 
+/// As Generation, of one row after the other.
+Prompts generate_alone(CausalLM& model, const Prompts& prompts, const GenerateOptions& options) {
+  Prompts generated;
+  for (size_t row = 0; row < prompts.size(); ++row) {
+    const Prompts one{prompts[row]};
+    generated.push_back(std::move(Generation(model, one, options, static_cast<int64_t>(row)).run().front()));
+  }
+  return generated;
+}
+
+/// Positions of one kind of layer.
+int64_t limit_of(const format::RopeSettings& rope, int64_t positions) {
+  using enum format::RopeSettings::Type;
+  const auto times = [&](int64_t count) {
+    constexpr double kMost = 0x1p53;
+    return std::max(positions, static_cast<int64_t>(std::min(kMost, static_cast<double>(count) * rope.factor)));
+  };
+  switch (rope.type) {
+    case kDynamic:
+      return kNoLimit;
+    case kLinear:
+      return times(positions);
+    case kYarn:
+      return times(rope.original_max_position_embeddings);
+    default:
+      return positions;
+  }
+}
+
 }  // namespace
+
+int64_t position_limit(const format::ModelConfig& config) {
+  int64_t least = kNoLimit;
+  for (const format::RopeSettings& rope : config.ropes) least = std::min(least, limit_of(rope, config.max_position_embeddings));
+  return least;
+}
+
+void check_generation(const format::ModelConfig& config, const Prompts& prompts, const GenerateOptions& options) {
+  QLORAPP_CHECK_VALUE(options.max_new_tokens >= 1, "[generate] max_new_tokens must be at least 1; got {}.", options.max_new_tokens);
+  QLORAPP_CHECK_VALUE(options.max_rows >= 1, "[generate] max_rows must be at least 1; got {}.", options.max_rows);
+  QLORAPP_CHECK_VALUE(options.cache_bytes >= 0, "[generate] cache_bytes must be at least 0; got {}.", options.cache_bytes);
+  options.sampling.validate();
+  QLORAPP_CHECK_VALUE(!prompts.empty(), "[generate] there must be a prompt; got none.");
+  const int64_t vocabulary = config.vocab_size, positions = position_limit(config);
+  for (size_t row = 0; row < prompts.size(); ++row) {
+    const std::vector<int64_t>& prompt = prompts[row];
+    QLORAPP_CHECK_VALUE(!prompt.empty(), "[generate] the prompt must hold at least one token; got none.");
+    for (size_t i = 0; i < prompt.size(); ++i) {
+      QLORAPP_CHECK_VALUE(prompt[i] >= 0 && prompt[i] < vocabulary,
+                          "[generate] token {} of the prompt must be in [0, {}); got {}. Does the tokenizer belong to the model?",
+                          i, vocabulary, prompt[i]);
+    }
+    const int64_t tokens = std::ssize(prompt), left = positions - tokens;
+    QLORAPP_CHECK_VALUE(options.max_new_tokens <= left,
+                        "[generate] prompts[{}] of {} tokens and max_new_tokens ({}) must fit the model's {} positions. {}.", row,
+                        tokens, options.max_new_tokens, positions,
+                        left > 0 ? message("Lower max_new_tokens to {}, or shorten the prompt", left)
+                                 : message("Shorten the prompt to fewer than {} tokens", positions));
+  }
+}
 
 std::vector<std::vector<int64_t>> generate(CausalLM& model, const std::vector<std::vector<int64_t>>& prompts,
                                            const GenerateOptions& options) {
-  check(model, prompts, options);
+  check_generation(model.config(), prompts, options);
   const at::NoGradGuard no_grad;
-  return Generation(model, prompts, options).run();
+  return options.deterministic ? generate_alone(model, prompts, options) : Generation(model, prompts, options).run();
 }
 
 std::vector<int64_t> generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerateOptions& options) {

@@ -9,7 +9,9 @@
 #include "core/check.hpp"
 #include "nn/decode_steps.hpp"
 #include "nn/decoder.hpp"
+#include "nn/generation_size.hpp"
 #include "nn/step_context.hpp"
+#include "ops/memory_tape.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 
 namespace qlorapp {
@@ -32,6 +34,7 @@ void GenerationCache::reserve(int64_t wanted) {
     }
   }
   capacity = grown;
+  place_rows();
 }
 
 void GenerationCache::select_rows(std::span<const int64_t> rows) {
@@ -46,6 +49,12 @@ void GenerationCache::select_rows(std::span<const int64_t> rows) {
     for (at::Tensor* slots : {&block.keys, &block.values}) *slots = by_row(*slots, before).index_select(0, index).flatten(0, 1);
   }
   lengths = std::move(chosen);
+  place_rows();
+}
+
+void GenerationCache::place_rows() {
+  starts.clear();
+  for (int64_t row = 0; row < row_count(); ++row) starts.push_back(row * capacity);
 }
 
 void GenerationCache::remove_last(int64_t count) {
@@ -56,14 +65,17 @@ void GenerationCache::remove_last(int64_t count) {
 }
 
 GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity) {
-  return make_cache(model, rows, capacity, rows * capacity);
+  GenerationCache cache = make_cache(model, rows, capacity, rows * capacity);
+  cache.place_rows();
+  return cache;
 }
 
 GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity, int64_t slots) {
   const format::ModelConfig& config = model.config();
   GenerationCache cache{.blocks = std::vector<KeyValueCache>(model.blocks().size()),
                         .lengths = std::vector<int64_t>(static_cast<size_t>(rows), 0),
-                        .capacity = capacity};
+                        .capacity = capacity,
+                        .starts = std::vector<int64_t>(static_cast<size_t>(rows), 0)};
   for (KeyValueCache& block : cache.blocks) {
     block.keys = at::empty({slots, config.num_key_value_heads, config.head_dim}, model.decoder().norm_weight().options());
     block.values = at::empty_like(block.keys);
@@ -71,11 +83,7 @@ GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity
   return cache;
 }
 
-int64_t cache_bytes_per_position(const CausalLM& model) {
-  const format::ModelConfig& config = model.config();
-  return 2 * std::ssize(model.blocks()) * config.num_key_value_heads * config.head_dim *
-         static_cast<int64_t>(c10::elementSize(model.dtype()));
-}
+int64_t cache_bytes_per_position(const CausalLM& model) { return cache_per_position(model.config(), model.dtype()).count; }
 
 at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<const int64_t> rows, std::span<const int64_t> counts,
                           GenerationCache& cache, bool every_token) {
@@ -99,15 +107,19 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
     last.push_back(row_starts.back() - 1);
   }
   if (!cache.steps) cache.steps = std::make_shared<DecodeSteps>();
-  if (!where.all_new && std::ranges::all_of(counts, [](int64_t count) { return count == 1; }))
-    return cache.steps->forward(model, tokens, rows, cache);
+  const bool one_each = !where.all_new && std::ranges::all_of(counts, [](int64_t count) { return count == 1; });
+  // A plan's tokens have no values that a step could bring to the host; what it allocates is the same here.
+  if (one_each && !tokens.is_meta()) return cache.steps->forward(model, tokens, rows, cache);
   const auto on_device = [&](const std::vector<int64_t>& values) {
     return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(model.device());
   };
   where.slots = on_device(slots);
-  const bool stacked = decoder.on_gpu() && tokens.size(0) > kFewTokens;
-  const std::shared_ptr<const DecodeAdapters> adapters =
-      stacked ? nullptr : cache.steps->adapters(model, cache.adapters_are_constant);
+  const bool stacked = decoder.on_gpu() && tokens.size(0) > kFewTokens && !one_each;
+  const auto copied = [&] {
+    const ops::MemoryUseScope use(ops::MemoryUse::kAdapters);
+    return cache.steps->adapters(model, cache.adapters_are_constant);
+  };
+  const std::shared_ptr<const DecodeAdapters> adapters = stacked ? nullptr : copied();
   const StepContext context{.rotations = decoder.rope().reserve(std::ranges::max(where.lengths)),
                             .positions = on_device(positions),
                             .row_starts = row_starts,
@@ -124,7 +136,8 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
     const BlockCache of_block{where, cache.blocks[i]};
     x = decoder.blocks()[i].forward(x, context, nullptr, Keep::kInputOnly, &of_block);
   }
-  if (!every_token && tokens.size(0) > std::ssize(rows)) x = x.index_select(0, on_device(last));
+  if (!every_token && tokens.size(0) > std::ssize(rows))
+    x = x.is_meta() ? at::empty({std::ssize(rows), x.size(1)}, x.options()) : x.index_select(0, on_device(last));
   return std::get<0>(decoder.last_norm(x));
 }
 

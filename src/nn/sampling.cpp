@@ -25,6 +25,11 @@ double uniform(uint64_t seed, int64_t position, int64_t row) {
   return static_cast<double>(wide >> 11) * 0x1.0p-53;
 }
 
+/// at::where, which has no Meta kernel in C++: a plan's result has a shape alone.
+at::Tensor chosen(const at::Tensor& condition, const at::Tensor& yes, const at::Tensor& no) {
+  return yes.is_meta() ? at::empty_like(yes) : at::where(condition, yes, no);
+}
+
 void keep_top_k(at::Tensor& scores, int64_t k) {
   const at::Tensor least = std::get<0>(scores.topk(std::min(k, scores.size(-1)))).narrow(-1, std::min(k, scores.size(-1)) - 1, 1);
   scores.masked_fill_(scores < least, kNever);
@@ -62,8 +67,8 @@ at::Tensor warped_logits(const at::Tensor& logits, const at::Tensor& seen, const
                          const SamplingOptions& options) {
   at::Tensor scores = logits.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   if (options.repetition_penalty != 1.0) {
-    const at::Tensor penalized = at::where(scores < 0, scores * options.repetition_penalty, scores / options.repetition_penalty);
-    scores = at::where(seen, penalized, scores);
+    const at::Tensor penalized = chosen(scores < 0, scores * options.repetition_penalty, scores / options.repetition_penalty);
+    scores = chosen(seen, penalized, scores);
   }
   if (blocked.defined()) scores.masked_fill_(blocked, kNever);
   if (!options.do_sample) return scores;
@@ -90,6 +95,7 @@ std::vector<int64_t> choose_tokens(const at::Tensor& logits, std::span<const int
   } else {
     chosen = logits.argmax(-1);
   }
+  if (chosen.is_meta()) return std::vector<int64_t>(rows.size(), 0);  // a plan's
   const at::Tensor host = chosen.to(at::kCPU, at::kLong).contiguous();
   const auto* ids = host.const_data_ptr<int64_t>();
   return {ids, ids + host.numel()};

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/device_memory.hpp"
 
+#include "core/check.hpp"
 #include "qlorapp/core/error.hpp"
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <fstream>
 #include <mutex>
 #include <new>
 #include <string>
@@ -30,12 +34,30 @@ constinit std::atomic<const detail::DeviceMemory*> memory_of_gpu{nullptr};  // s
 constinit std::atomic<bool> prepared{false};
 constinit thread_local bool asking = false;
 
+Bytes kilobytes_in(const char* file, const char* name) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with(name)) return Bytes{std::strtoll(line.c_str() + std::strlen(name), nullptr, 10) * 1024};
+  }
+  throw IoError(message("{} must have a line '{}'; it has none. Give the memory instead of auto.", file, name), ENOENT);
+}
+
 }  // namespace
 
 std::optional<DeviceRoom> device_room(at::Device device) {
   const detail::DeviceMemory* const memory = memory_of_gpu.load();
   if (device.is_cpu() || memory == nullptr) return std::nullopt;
   return memory->room_of(device);
+}
+
+Bytes free_memory(at::Device device) {
+  if (const auto room = device_room(device)) return room->free;
+  return kilobytes_in("/proc/meminfo", "MemAvailable:");
+}
+
+Bytes usable_memory(at::Device device) {
+  if (const auto room = device_room(device)) return room->free + room->held;
+  return free_memory(device) + kilobytes_in("/proc/self/status", "VmRSS:");
 }
 
 void prepare_device_memory() {

@@ -36,6 +36,12 @@ struct DeviceRoom {
 /// @returns nothing for a CPU. Asks the driver; does not synchronize.
 [[nodiscard]] std::optional<DeviceRoom> device_room(at::Device device);
 
+/// What a program may still allocate: on a GPU DeviceRoom::free, on a CPU what the system says is available to it.
+/// @throws IoError where the system does not say.
+[[nodiscard]] Bytes free_memory(at::Device device);
+/// All that this process has or may allocate there.
+[[nodiscard]] Bytes usable_memory(at::Device device);
+
 /// Sets expandable segments by the rule above, once in a process; later calls cost one load. Code that runs on a GPU calls it before
 /// it allocates. Nothing without a GPU. Logs at debug level what it did.
 void prepare_device_memory();

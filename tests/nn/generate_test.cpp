@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
+#include <stdexcept>
 
 #include "catch.hpp"
 #include "nn/generation_cache.hpp"
@@ -30,6 +32,19 @@ Prompts mixed_prompts() {
   prompts.push_back(prompts[3]);
   prompts.push_back(prompts[3]);
   return prompts;
+}
+
+/// Whether a pass of several rows has sums in another order than one of a row: so for most processors in float32 and float16, for some in bfloat16.
+bool has_other_bits_in_a_batch(CausalLM& model) {
+  const auto hidden = [&](size_t rows) {
+    GenerationCache cache = make_cache(model, static_cast<int64_t>(rows), 8);
+    std::vector<int64_t> numbers(rows), ones(rows, 1);
+    std::iota(numbers.begin(), numbers.end(), int64_t{0});
+    const at::Tensor tokens = at::tensor(std::vector<int64_t>(rows, 7), at::kLong).to(model.device());
+    static_cast<void>(forward_cached(model, tokens, numbers, ones, cache));
+    return forward_cached(model, tokens, numbers, ones, cache)[0];
+  };
+  return !at::equal(hidden(1), hidden(5));
 }
 
 }  // namespace
@@ -77,17 +92,101 @@ TEST_CASE("samples depend on their row's number and position, not on what is bes
 TEST_CASE("a row that the cache cannot hold is named with its numbers", "[nn][cpu]") {
   CausalLM model = tiny::make_model(at::kFloat);
   GenerateOptions options;
-  options.max_new_tokens = 100;
-  options.cache_bytes = 103 * cache_bytes_per_position(model);
-  REQUIRE(generate(model, Prompts{{1, 2, 3}}, options).front().size() == 100);
+  options.max_new_tokens = 50;
+  options.cache_bytes = 53 * cache_bytes_per_position(model);
+  REQUIRE(generate(model, Prompts{{1, 2, 3}}, options).front().size() == 50);
   REQUIRE_THROWS_WITH(
       generate(model, Prompts{{1, 2}, {1, 2, 3, 4}}, options),
-      Catch::Matchers::ContainsSubstring("a row of 104 positions") && Catch::Matchers::ContainsSubstring("max_new_tokens (100)"));
+      Catch::Matchers::ContainsSubstring("a row of 54 positions") && Catch::Matchers::ContainsSubstring("max_new_tokens (50)"));
   for (const auto& [rows, bytes] : {std::pair{0, 0}, std::pair{1, -1}}) {
     options.max_rows = rows;
     options.cache_bytes = bytes;
     REQUIRE_THROWS_AS(generate(model, Prompts{{1}}, options), ValueError);
   }
+}
+
+TEST_CASE("a prompt above the model's positions is named with its numbers and the way out, before anything is computed",
+          "[nn][cpu]") {
+  CausalLM model = tiny::make_model(at::kFloat);  // of 64 positions
+  GenerateOptions options;
+  options.max_new_tokens = 60;
+  options.on_token = [](int64_t, int64_t) -> bool { throw std::logic_error("computed"); };
+  const std::vector<int64_t> short_prompt(5, 1), long_prompt(64, 1);
+  REQUIRE_THROWS_WITH(generate(model, Prompts{{1, 2, 3, 4}, short_prompt}, options),
+                      Catch::Matchers::Equals("[generate] prompts[1] of 5 tokens and max_new_tokens (60) must fit the model's 64 "
+                                              "positions. Lower max_new_tokens to 59, or shorten the prompt."));
+  REQUIRE_THROWS_WITH(generate(model, Prompts{{1, 2, 3, 4}, {1}, long_prompt}, options),
+                      Catch::Matchers::ContainsSubstring("prompts[2] of 64 tokens") &&
+                          Catch::Matchers::EndsWith("Shorten the prompt to fewer than 64 tokens."));
+  options.on_token = {};
+  REQUIRE(generate(model, Prompts{{1, 2, 3, 4}}, options).front().size() == 60);
+}
+
+TEST_CASE("positions go as far as each rotation is made for", "[nn][cpu]") {
+  using Type = format::RopeSettings::Type;
+  format::ModelConfig config = tiny::make_config(tiny::kShape, 1);
+  const auto limit = [&](std::initializer_list<Type> types) {
+    config.ropes.clear();
+    for (const Type type : types) {
+      format::RopeSettings rope;
+      rope.type = type;
+      rope.factor = 4;
+      rope.original_max_position_embeddings = 32;
+      config.ropes.push_back(rope);
+    }
+    return position_limit(config);
+  };
+  CHECK(limit({Type::kDefault}) == 64);
+  CHECK(limit({Type::kLlama3}) == 64);
+  CHECK(limit({Type::kLongRope}) == 64);
+  CHECK(limit({Type::kLinear}) == 256);  // max_position_embeddings stays that of the unscaled model
+  CHECK(limit({Type::kYarn}) == 128);
+  CHECK(limit({Type::kDynamic}) > int64_t{1} << 40);
+  CHECK(limit({Type::kDefault, Type::kLinear}) == 64);  // some layers are not scaled
+  CHECK(limit({Type::kDefault, Type::kNone}) == 64);
+}
+
+TEST_CASE("a deterministic row has the bits of the row alone, whatever is beside it", "[nn]") {
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16, at::kHalf);
+  CausalLM model = tiny::make_model(dtype, 0, device);
+  // Pairs of tokens that a rounding decides between: rows of the head that differ in their last bits.
+  at::Tensor head = model.decoder().lm_head().clone();
+  const at::Tensor even = head.slice(0, 0, 66, 2);
+  head.slice(0, 1, 66, 2).copy_(even + at::randn_like(even) * (even.abs().max() * (dtype == at::kFloat ? 1e-7 : 1e-3)));
+  model.decoder().replace_tables(model.decoder().embed_tokens(), head);
+  Prompts prompts = mixed_prompts();
+  for (int64_t row = 0; row < 40; ++row) prompts.push_back({row % 67, (row * 5 + 1) % 67, (row * 3 + 2) % 67});
+  GenerateOptions options;
+  options.max_new_tokens = 12;
+  options.eos_token_ids = {1, 9};
+  Prompts alone;
+  for (const auto& prompt : prompts) alone.push_back(generate(model, prompt, options));
+  if (device.is_cpu() && dtype == at::kFloat && has_other_bits_in_a_batch(model))
+    REQUIRE(generate(model, prompts, options) != alone);
+
+  options.deterministic = true;
+  std::vector<int64_t> heard, ended;
+  options.on_token = [&](int64_t row, int64_t) { return heard.push_back(row), true; };
+  options.on_end = [&](int64_t row, std::span<const int64_t>) { ended.push_back(row); };
+  REQUIRE(generate(model, prompts, options) == alone);
+  REQUIRE(std::ranges::is_sorted(heard));  // no pass holds two rows
+  REQUIRE(std::ranges::is_sorted(ended));
+  REQUIRE(std::ssize(ended) == std::ssize(prompts));
+  std::ranges::reverse(prompts);
+  std::ranges::reverse(alone);
+  REQUIRE(generate(model, prompts, options) == alone);
+}
+
+TEST_CASE("deterministic samples follow the row's number", "[nn][cpu]") {
+  CausalLM model = tiny::make_model(at::kFloat);
+  const auto prompts = mixed_prompts();
+  GenerateOptions options;
+  options.max_new_tokens = 9;
+  options.sampling = {.do_sample = true, .temperature = 1.4, .seed = 11};
+  const auto together = generate(model, prompts, options);
+  options.deterministic = true;
+  REQUIRE(generate(model, prompts, options) == together);
 }
 
 TEST_CASE("free slots become one range again", "[nn][cpu]") {

@@ -2,9 +2,9 @@
 /// Continuation of prompts with a key-value cache, greedily or by sampling. Rows go through the model together, without padding; one that
 /// ends leaves, and the next prompt takes its place. What prompts begin with in common is computed once.
 ///
-/// A row's random numbers depend on its number and position alone, and in float64 or float32 its greedy tokens are those of the row alone. In
-/// 16 bits products and attention may add up in another order with another number of rows, which decides between two tokens whose logits
-/// differ by a rounding.
+/// A row's random numbers depend on its number and position alone. Its greedy tokens are those of the row alone unless a rounding decides:
+/// products and attention may add up in another order with another number of rows, so two tokens whose logits nearly equal may change places
+/// (seldom in float32, now and then in 16 bits). With `deterministic` every row has the bits of the row alone.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,25 @@ struct GenerateOptions {
   /// Called with each row's new tokens when it has ended; rows end in any order. May be empty.
   std::function<void(int64_t row, std::span<const int64_t> tokens)> on_end;
   int64_t max_rows = 128;  ///< Rows that are computed at once, >= 1.
-  int64_t cache_bytes =
-      0;  ///< Of keys and values, at most; 0: what is free of a GPU, less a tenth; all that max_rows rows need of a CPU's.
+  /// Rows are computed one after the other, each from its first token in a cache of its own: nothing of a row depends on the others but
+  /// the number in its random numbers' key. A batch then takes as long as its rows alone.
+  bool deterministic = false;
+  int64_t cache_bytes = 0;  ///< Of keys and values, at most; 0: the memory that is free on the model's device, less a tenth.
 };
+
+/// Positions that a row of this model may have: max_position_embeddings, or as many as its rotary scaling adds to them ("linear" and "yarn"
+/// are for `factor` times as many). Without end where every rotation adapts to its row ("dynamic").
+[[nodiscard]] int64_t position_limit(const format::ModelConfig& config);
+
+/// What generate() checks of its arguments before it computes: needs no weights, so that a caller can ask before it loads them.
+/// @throws ValueError naming the position of a token outside the vocabulary, the option that is out of range, or the prompt that has with
+/// max_new_tokens more positions than position_limit().
+void check_generation(const format::ModelConfig& config, const std::vector<std::vector<int64_t>>& prompts,
+                      const GenerateOptions& options);
 
 /// @param prompts  token ids, at least one each, all in the vocabulary.
 /// @returns the new tokens of each prompt. Synchronizes once a pass of one token a row.
-/// @throws ValueError naming the position of a token outside the vocabulary, the option that is out of range, or the row whose keys and
-/// values are above cache_bytes.
+/// @throws ValueError as check_generation(), or naming the row whose keys and values are above cache_bytes.
 [[nodiscard]] std::vector<std::vector<int64_t>> generate(CausalLM& model, const std::vector<std::vector<int64_t>>& prompts,
                                                          const GenerateOptions& options);
 /// One prompt.
