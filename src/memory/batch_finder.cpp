@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "largest.hpp"
 #include "nn/decoder.hpp"
 
 namespace qlorapp {
@@ -13,18 +14,10 @@ namespace qlorapp {
 int64_t largest_batch(PlanSettings settings, Bytes room, int64_t most) {
   QLORAPP_CHECK_VALUE(most >= 1, "[find_max_batch_size] the largest batch to consider must be at least 1; got {}.", most);
   QLORAPP_CHECK_VALUE(room.count > 0, "[find_max_batch_size] the memory to fill must be above 0; got {} bytes.", room.count);
-  const auto fits = [&](int64_t batch) {
+  return largest_that(most, [&](int64_t batch) {
     settings.batch = batch;
     return plan_memory(settings, room).fits;
-  };
-  if (!fits(1)) return 0;
-  int64_t good = 1, bad = most + 1;
-  for (int64_t batch = 2; batch <= most && bad == most + 1; batch *= 2) (fits(batch) ? good : bad) = batch;
-  while (bad - good > 1) {
-    const int64_t middle = good + (bad - good) / 2;
-    (fits(middle) ? good : bad) = middle;
-  }
-  return good;
+  });
 }
 
 PlanSettings settings_of(const CausalLM& model) {

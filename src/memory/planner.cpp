@@ -2,9 +2,6 @@
 #include "qlorapp/memory/planner.hpp"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <regex>
 #include <string>
 #include <utility>
 
@@ -12,7 +9,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "core/check.hpp"
-#include "memory/caching_allocator.hpp"
 #include "nn/decoder.hpp"
 #include "nn/input_offload.hpp"
 #include "ops/adamw.hpp"
@@ -20,6 +16,7 @@
 #include "qlorapp/nn/causal_lm.hpp"
 #include "rehearse_load.hpp"
 #include "rehearse_merge.hpp"
+#include "replay.hpp"
 
 namespace qlorapp {
 namespace {
@@ -27,20 +24,6 @@ namespace {
 using ops::MemoryPhase;
 using ops::MemoryTape;
 using ops::MemoryUse;
-
-/// What PyTorch gives cuBLAS on first use, and keeps: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize().
-int64_t cublas_workspace(int64_t architecture) {
-  // ":KiB:count:KiB:count". Deterministic runs set it (transformers' enable_full_determinism: ":16:8").
-  if (const char* const pairs = std::getenv("CUBLAS_WORKSPACE_CONFIG")) {
-    static const std::regex pair(":([0-9]{1,9}):([0-9]{1,5})");
-    int64_t total = 0;
-    for (std::cregex_iterator found(pairs, pairs + std::strlen(pairs), pair), end; found != end; ++found)
-      total += std::stoll((*found)[1]) * std::stoll((*found)[2]) << 10;
-    if (total > 0) return total;
-  }
-  const int64_t major = architecture / 10;
-  return major == 9 || major == 10 ? int64_t{32} << 20 : (2 * int64_t{4096} + 8 * 16) << 10;
-}
 
 void check(const PlanSettings& settings) {
   const auto positive = [](const char* name, int64_t value, int64_t least = 1) {
@@ -99,9 +82,7 @@ class Rehearsal {
     std::vector<Batch> window;
     for (int64_t i = 0; i < settings_.accumulation; ++i) window.push_back(batch_of(settings_.batch));
     const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(kNowhere);
-    at::Tensor library;
-    if (settings_.device.type == at::kCUDA) library = at::empty({cublas_workspace(settings_.device.architecture)}, bytes);
-    tape.label(library, MemoryUse::kLibrary);
+    const at::Tensor library = rehearse_library(settings_.device, tape);
 
     const auto first = static_cast<int64_t>(tape.allocations().size());
     const LossSum loss = model.forward_backward(window.front(), at::empty({}, bytes.dtype(at::kFloat)), {});
@@ -181,14 +162,6 @@ class Rehearsal {
 static_assert(static_cast<size_t>(MemoryPhase::kMerge) ==
               ops::kMemoryPhaseCount - 1);  // so that a run's phases are those before it
 
-/// Of expandable segments, below a cap: steps of 8B on H100 and H200 held 20 to 60 MiB more than their replay, and 24 rows that the replay got
-/// into 24 GiB with 160 MiB to spare ran out of memory in one step of twenty (benchmarks/reserved_memory_cuda.py). Streams beside
-/// the main one have pages of their own, and later steps find other holes than the one that is replayed.
-constexpr Bytes unseen_pages(Bytes room) { return {(int64_t{64} << 20) + room.count / 100}; }
-
-/// Parts that change by little need not all be drawn.
-constexpr size_t kMostPoints = 240;
-
 }  // namespace
 
 Bytes sum(const MemoryParts& parts) {
@@ -219,59 +192,12 @@ namespace {
 
 MemoryPlan plan_with(const PlanSettings& settings, std::optional<Bytes> room, bool optimizer_on_host) {
   const Rehearsal rehearsal(settings, optimizer_on_host);
-  const MemoryTape& tape = rehearsal.tape;
-  MemoryPlan plan;
+  MemoryPlan plan = replay(rehearsal.tape, rehearsal.loaded_events, rehearsal.events, settings.device, room);
   plan.optimizer_on_host = optimizer_on_host;
   plan.pinned_host = rehearsal.pinned_host;
   plan.trainable_parameters = rehearsal.trainable_parameters;
   plan.base_parameters = rehearsal.base_parameters;
   plan.phases[static_cast<size_t>(MemoryPhase::kMerge)] = rehearse_merge(settings);
-
-  const bool rounds = settings.device.type == at::kCUDA;
-  const auto segments =
-      settings.device.expandable_segments ? CachingAllocator::Segments::kExpandable : CachingAllocator::Segments::kFixed;
-  int64_t limit = CachingAllocator::kNoLimit;
-  if (room) limit = room->count - (settings.device.expandable_segments ? unseen_pages(*room).count : 0);
-  CachingAllocator allocator(limit, segments);
-  MemoryParts parts{};
-  Bytes tensors;
-  // The timeline is cut into stretches of equal numbers of events; of each its fullest moment is kept.
-  const size_t stretch = std::max<size_t>(1, (rehearsal.events - rehearsal.loaded_events) / kMostPoints);
-  Bytes fullest_of_stretch;
-  for (size_t i = 0; i < rehearsal.events; ++i) {
-    const MemoryTape::Event& event = tape.events()[i];
-    const MemoryTape::Allocation& allocation = tape.allocations()[static_cast<size_t>(event.allocation)];
-    const Bytes change{event.begins ? allocation.bytes : -allocation.bytes};
-    parts[static_cast<size_t>(allocation.use)] += change;
-    tensors += change;
-    if (rounds && event.begins && !allocator.request(event.allocation, allocation.bytes)) plan.fits = false;
-    if (!plan.fits) break;
-    if (rounds && !event.begins) allocator.release(event.allocation);
-    if (!rounds && room && tensors > *room) {
-      plan.fits = false;
-      break;
-    }
-    PhasePlan& phase = plan.phases[static_cast<size_t>(event.phase)];
-    const Bytes allocated = rounds ? Bytes{allocator.allocated()} : tensors,
-                reserved = rounds ? Bytes{allocator.reserved()} : tensors;
-    if (!phase.planned || allocated > phase.allocated) {
-      phase.allocated = allocated;
-      phase.tensors = tensors;
-      phase.parts = parts;
-    }
-    phase.reserved = std::max(phase.reserved, reserved);
-    phase.planned = true;
-    if (i < rehearsal.loaded_events) continue;
-    const bool begins =
-        (i - rehearsal.loaded_events) % stretch == 0 || plan.timeline.empty() || plan.timeline.back().phase != event.phase;
-    if (begins) {
-      plan.timeline.push_back({event.phase, parts});
-      fullest_of_stretch = tensors;
-    } else if (tensors > fullest_of_stretch) {
-      plan.timeline.back().parts = parts;
-      fullest_of_stretch = tensors;
-    }
-  }
   return plan;
 }
 

@@ -6,6 +6,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +22,20 @@ namespace {
 
 using ops::MemoryTape;
 using ops::MemoryUse;
+
+/// What PyTorch gives cuBLAS on first use, and keeps: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize().
+int64_t cublas_workspace(int64_t architecture) {
+  // ":KiB:count:KiB:count". Deterministic runs set it (transformers' enable_full_determinism: ":16:8").
+  if (const char* const pairs = std::getenv("CUBLAS_WORKSPACE_CONFIG")) {
+    static const std::regex pair(":([0-9]{1,9}):([0-9]{1,5})");
+    int64_t total = 0;
+    for (std::cregex_iterator found(pairs, pairs + std::strlen(pairs), pair), end; found != end; ++found)
+      total += std::stoll((*found)[1]) * std::stoll((*found)[2]) << 10;
+    if (total > 0) return total;
+  }
+  const int64_t major = architecture / 10;
+  return major == 9 || major == 10 ? int64_t{32} << 20 : (2 * int64_t{4096} + 8 * 16) << 10;
+}
 
 struct Expected {
   std::string name;
@@ -94,6 +111,13 @@ Quantizer::Options options_as_stored(const PlanSettings& settings) {
   options.quant_type = settings.model.quantization->quant_type;
   options.double_quant = settings.model.quantization->double_quant;
   return options;
+}
+
+at::Tensor rehearse_library(const ops::PlannedDevice& device, MemoryTape& tape) {
+  if (device.type != at::kCUDA) return {};
+  at::Tensor library = at::empty({cublas_workspace(device.architecture)}, at::TensorOptions().dtype(at::kByte).device(kNowhere));
+  tape.label(library, MemoryUse::kLibrary);
+  return library;
 }
 
 CausalLM rehearse_load(const PlanSettings& settings, MemoryTape& tape) {

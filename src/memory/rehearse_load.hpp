@@ -21,6 +21,9 @@ constexpr at::DeviceType kNowhere = at::kMeta;
 /// Of a checkpoint that is quantized already. @pre settings.model.quantization.
 [[nodiscard]] Quantizer::Options options_as_stored(const PlanSettings& settings);
 
+/// The workspace that cuBLAS keeps; undefined on a CPU.
+[[nodiscard]] at::Tensor rehearse_library(const ops::PlannedDevice& device, ops::MemoryTape& tape);
+
 /// @pre `tape` records on this thread, for settings.device.
 [[nodiscard]] CausalLM rehearse_load(const PlanSettings& settings, ops::MemoryTape& tape);
 

@@ -18,7 +18,7 @@ constexpr double kWidth = 960, kHeight = 460, kLeft = 70, kRight = 230, kTop = 4
 /// Static parts in grays and blues, what comes and goes in warm colors; one a MemoryUse.
 constexpr std::array<std::string_view, ops::kMemoryUseCount> kColors{"#4e5d6c", "#6b7b8c", "#8c9aa8", "#2f6db3", "#5b93cf",
                                                                      "#8fb8e0", "#b9c2cb", "#c9d6c1", "#59a14f", "#f2b134",
-                                                                     "#e07b39", "#b07aa1", "#d1495b", "#76b7b2"};
+                                                                     "#e07b39", "#b07aa1", "#d1495b", "#3b8ea5", "#76b7b2"};
 
 }  // namespace
 

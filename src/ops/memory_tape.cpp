@@ -75,13 +75,14 @@ std::string_view to_string(MemoryUse use) {
                                                                         "dequantized weights",
                                                                         "attention workspace",
                                                                         "logits",
+                                                                        "keys and values",
                                                                         "load buffers"};
   return kNames[static_cast<size_t>(use)];
 }
 
 std::string_view to_string(MemoryPhase phase) {
-  static constexpr std::array<std::string_view, kMemoryPhaseCount> kNames{"load",           "forward",    "loss", "backward",
-                                                                          "optimizer step", "evaluation", "merge"};
+  static constexpr std::array<std::string_view, kMemoryPhaseCount> kNames{
+      "load", "forward", "loss", "backward", "optimizer step", "evaluation", "prompts", "decode", "merge"};
   return kNames[static_cast<size_t>(phase)];
 }
 

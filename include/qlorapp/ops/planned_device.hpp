@@ -34,15 +34,17 @@ enum class MemoryUse : uint8_t {
   kDequantized,  ///< A weight, or a stack of them with their adapters, in the compute dtype.
   kAttention,    ///< Temporary memory of an attention kernel.
   kLogits,       ///< Rows of logits and temporary memory of the loss.
+  kCache,        ///< Keys and values of the rows that are generated.
   kLoading,      ///< Buffers that a load reads through; during a merge, a weight as its file stores it.
 };
-constexpr size_t kMemoryUseCount = 14;
+constexpr size_t kMemoryUseCount = 15;
 /// The name of a row in a plan.
 [[nodiscard]] std::string_view to_string(MemoryUse use);
 
-/// Parts of a run, in the order of the first step. The last one comes after training, in host memory, and is a run of its own.
-enum class MemoryPhase : uint8_t { kLoad, kForward, kLoss, kBackward, kOptimizer, kEvaluation, kMerge };
-constexpr size_t kMemoryPhaseCount = 7;
+/// Parts of a run, in the order of the first step; of a generation the load, the prompts and the passes of one token a row. The last one comes
+/// after training, in host memory, and is a run of its own.
+enum class MemoryPhase : uint8_t { kLoad, kForward, kLoss, kBackward, kOptimizer, kEvaluation, kPrefill, kDecode, kMerge };
+constexpr size_t kMemoryPhaseCount = 9;
 /// The name of a column in a plan.
 [[nodiscard]] std::string_view to_string(MemoryPhase phase);
 

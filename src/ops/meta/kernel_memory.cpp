@@ -154,6 +154,29 @@ Scratch attention_backward_scratch(const Tensor& q, const Tensor& k, at::IntArra
                                 sums_of_dq(shape, *device, ordered));
 }
 
+Scratch cached_attention_scratch(const Tensor& q, at::IntArrayRef row_starts, at::IntArrayRef cache_lengths, int64_t window) {
+  const PlannedDevice* const device = planned_device();
+  if (device == nullptr || device->type != at::kCPU || cache_lengths.empty()) return {};
+  const MemoryUseScope use(MemoryUse::kAttention);
+  int64_t queries = 0, keys = 0;
+  bool masked = false;
+  for (size_t row = 0; row < cache_lengths.size(); ++row) {
+    const int64_t own = row_starts[row + 1] - row_starts[row];
+    queries = std::max(queries, own);
+    keys = std::max(keys, cache_lengths[row]);
+    masked = masked || cache_lengths[row] > own || (window > 0 && window < cache_lengths[row]);
+  }
+  constexpr int64_t kQueries = 64;  // as src/ops/cpu/attention.cpp takes where there is a mask
+  if (masked) queries = std::min(queries, kQueries);
+  const int64_t heads = q.size(1), d = q.size(2), tile = cpu_tile(queries), together = std::min(kCpuKeys, keys);
+  const at::TensorOptions options = q.options(), sums = options.dtype(accumulate_type(q));
+  Scratch taken{at::empty({device->threads, tile * (together + 2 + d)}, sums), at::empty({queries, heads}, sums),
+                at::empty({queries, heads, d}, options)};
+  if (options.dtype() != sums.dtype()) taken.push_back(at::empty({device->threads, tile, together}, options));
+  if (masked && queries > 1) taken.push_back(at::empty({queries, keys}, options));
+  return taken;
+}
+
 Scratch linear_4bit_scratch(const Tensor& y, const Tensor& x, int64_t rows, int64_t columns, bool accumulate) {
   const PlannedDevice* const device = planned_device();
   if (device == nullptr) return {};

@@ -15,6 +15,8 @@ using Scratch = std::vector<at::Tensor>;
 /// @param q  (M, H, d).  @param k  (M, H_kv, d).
 [[nodiscard]] Scratch attention_scratch(const at::Tensor& q, const at::Tensor& k, at::IntArrayRef row_starts, bool deterministic,
                                         int64_t window);
+[[nodiscard]] Scratch cached_attention_scratch(const at::Tensor& q, at::IntArrayRef row_starts, at::IntArrayRef cache_lengths,
+                                               int64_t window);
 [[nodiscard]] Scratch attention_backward_scratch(const at::Tensor& q, const at::Tensor& k, at::IntArrayRef row_starts,
                                                  bool deterministic, int64_t window);
 

@@ -115,8 +115,10 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const 
 }
 
 Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
-                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double, int64_t) {
+                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double, int64_t window) {
   check_attention_with_cache("attention_with_cache", q, k, v, row_starts, cache_starts, cache_lengths);
+  const meta::Scratch scratch =
+      planned_device() ? meta::cached_attention_scratch(q, row_starts, cache_lengths, window) : meta::Scratch();
   return empty(q.sym_sizes(), q);
 }
 
