@@ -6,14 +6,14 @@
 #include <iostream>
 #include <utility>
 
+#include "answering_model.hpp"
 #include "command.hpp"
 #include "core/check.hpp"
-#include "files/folder.hpp"
 #include "generation_options.hpp"
 #include "model_options.hpp"
 #include "progress.hpp"
-#include "qlorapp/core/log.hpp"
-#include "qlorapp/io/adapter.hpp"
+#include "qlorapp/data/prompts.hpp"
+#include "stop_signals.hpp"
 
 namespace qlorapp::cli {
 namespace {
@@ -58,7 +58,7 @@ class Session {
   bool read(std::string& line) {
     const bool asks = terminal_ && ::isatty(STDIN_FILENO) == 1;
     for (; asks; std::fputs("\n", stdout)) {  // Ctrl-C instead of a line: the session stays
-      Interrupts::forget();
+      StopSignals::forget();
       std::fputs("> ", stdout);
       std::fflush(stdout);
       if (noted_.await_input()) break;
@@ -114,34 +114,36 @@ class Session {
   }
 
   void answer() {
-    const std::string text = tools_.render(messages_, {.add_generation_prompt = true, .turns = false}).text;
-    std::vector<int64_t> ids;
-    for (const TokenId id : tools_.encode(text, false).ids) ids.push_back(id);
-    const int64_t positions = model_.config().max_position_embeddings;
-    if (std::ssize(ids) >= positions) {
+    const std::vector<TokenId> tokens = ids_of_conversation(messages_, tools_);
+    const std::vector<int64_t> ids(tokens.begin(), tokens.end());
+    const int64_t left = position_limit(model_.config()) - std::ssize(ids);
+    if (left < 1) {
       print_line(stdout, message("the conversation has {} tokens, and the model {} positions: /reset begins a new one", ids.size(),
-                                 positions));
+                                 position_limit(model_.config())));
       messages_.pop_back();
       return;
     }
     GenerateOptions options = options_.generate;
-    options.max_new_tokens = std::min(options.max_new_tokens, positions - std::ssize(ids));
+    options.max_new_tokens = std::min(options.max_new_tokens, left);
+    StopStrings stops = options_.stops(tools_);
+    stops.begin(0, tokens);
     GrowingText shown(tools_, [&](std::string_view piece) { show(piece, terminal_); });
-    Interrupts::forget();
-    options.on_token = [&](int64_t, int64_t token) {
+    StopSignals::forget();
+    options.on_token = [&](int64_t row, int64_t token) {
       shown.add(token);
-      return !Interrupts::came();
+      return !stops.add(row, static_cast<TokenId>(token)) && StopSignals::received() == 0;
     };
     const auto began = std::chrono::steady_clock::now();
     static_cast<void>(generate(model_, ids, options));
     shown.finish();
     std::fputs("\n", stdout);
     std::fflush(stdout);
-    if (terminal_) print_line(stderr, message("[{}{}]", speed_text(shown.tokens(), began), Interrupts::came() ? ", stopped" : ""));
+    if (terminal_)
+      print_line(stderr, message("[{}{}]", speed_text(shown.tokens(), began), StopSignals::received() != 0 ? ", stopped" : ""));
     messages_.push_back({"assistant", shown.text()});
   }
 
-  const Interrupts noted_;
+  const StopSignals noted_{{SIGINT}, StopSignals::Second::kIsNoted};
   CausalLM& model_;
   FolderText& tools_;
   GenerationOptions options_;
@@ -168,22 +170,14 @@ int chat(const Arguments& arguments) {
   line.option("system", system, "system message");
   options.add_to(line);
   line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
-  line.group("Text", {"system", "chat_template", "max_new_tokens", "min_new_tokens"});
+  line.group("Text", {"system", "chat_template", "max_new_tokens", "min_new_tokens", "stop_strings"});
   GenerationOptions::group(line);
   line.parse(arguments);
-  model_options.open();
-  options.settle(line);
-  const format::ModelConfig config = model_options.config();
-  const ComputeDtype computed = model_options.choose_dtype(config);
-  for (const std::string& adapter : adapters) check_adapter_folder("adapter", adapter);
-  if (computed.is_substitute) log_warning(message("computes in {}", computed.reason));
-  FolderText tools = model_options.text_tools(adapters.empty() ? "" : adapters.front());
-  tools.require_tokenizer("chat");
-  tools.require_template("chat");
-  CausalLM model = model_options.load(computed.dtype);
-  for (const std::string& adapter : adapters) load_adapter(model, adapter, files::file_name(adapter));
-  options.add_ends(model, tools, /*chat=*/true);
-  Session(model, tools, std::move(options), std::move(system)).run();
+  AnsweringModel answering(model_options, options, line, std::move(adapters));
+  answering.tools().require_tokenizer("chat");
+  answering.tools().require_template("chat");
+  CausalLM model = answering.load(options, /*chat=*/true);
+  Session(model, answering.tools(), std::move(options), std::move(system)).run();
   return 0;
 }
 

@@ -142,6 +142,15 @@ bool CommandLine::has_option(std::string_view name) const {
   return std::any_of(options_.begin(), options_.end(), [&](const CommandOption& option) { return option.name == name; });
 }
 
+void CommandLine::texts(const std::string& name, std::vector<std::string>& into, std::string doc) {
+  option(name, into, std::move(doc));
+  CommandOption& added = options_.back();
+  added.type = "TEXT …";
+  added.is_list = false;
+  added.is_repeated = true;
+  added.parse_text = [](const std::string& text) { return detail::json_list(text).value_or(format::Json::array({text})); };
+}
+
 std::string CommandLine::config_template(const std::set<std::string>& without) const {
   std::string text = message(
       "# Options of qlorapp {}, for --config. Lines behind # have the defaults: take the # away to change one. qlorapp {} "
@@ -222,6 +231,10 @@ std::map<std::string, format::Json> CommandLine::read_line(const std::vector<std
     }
     before = name;
     const auto [earlier, first_time] = spelled.emplace(option.name, name);
+    if (!first_time && option.is_repeated) {
+      for (const format::Json& one : option.parse_text(text)) values[option.name].push_back(one);
+      continue;
+    }
     QLORAPP_CHECK_VALUE(first_time || earlier->second != name, "[{}] --{} is given twice.", name_, name);
     QLORAPP_CHECK_VALUE(first_time, "[{}] --{} and --{} are the same option. Give one of them.", name_, earlier->second, name);
     try {

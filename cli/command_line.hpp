@@ -116,6 +116,7 @@ struct CommandOption {
   bool is_field = false;      ///< Of a field table.
   bool is_list = false;       ///< Words that follow belong to it, up to the next option.
   bool may_be_alone = false;  ///< On the line without a value, which then is true.
+  bool is_repeated = false;   ///< May stand on the line several times; each adds to the list.
   bool is_unused = false, is_refused = false;
   std::string reason = {};  ///< Why it is.
   std::function<void(const format::Json&)> set;
@@ -140,6 +141,9 @@ class CommandLine {
     };
     options_.push_back(std::move(added));
   }
+
+  /// Texts, commas and all: the option is given once for each, or with a list of JSON.
+  void texts(const std::string& name, std::vector<std::string>& into, std::string doc);
 
   /// Every field of a config with a field table, under its own name and its aliases. The defaults are the values it has now. A field
   /// whose name is an alias already (see alias()), or an option, is left out.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "answering_model.hpp"
 #include "command.hpp"
 #include "core/check.hpp"
 #include "files/growing_file.hpp"
@@ -16,10 +17,11 @@
 #include "progress.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/data/prompts.hpp"
-#include "qlorapp/format/model_config.hpp"
-#include "qlorapp/io/adapter.hpp"
+#include "qlorapp/io/device.hpp"
 #include "qlorapp/json/json.hpp"
+#include "qlorapp/memory/generation_plan.hpp"
 #include "qlorapp/memory/gpu_table.hpp"
+#include "stop_signals.hpp"
 #include "text/unicode.hpp"
 
 namespace qlorapp::cli {
@@ -28,20 +30,24 @@ namespace {
 /// Ctrl-C, on its way out of the generation.
 struct Stopped {};
 
+std::vector<int64_t> ids_of(const Prompt& prompt) { return {prompt.ids.begin(), prompt.ids.end()}; }
+
 /// The answer appears while it grows.
-void answer_one(CausalLM& model, FolderText& tools, const Prompt& prompt, GenerateOptions options) {
+void answer_one(CausalLM& model, FolderText& tools, const Prompt& prompt, GenerateOptions options, StopStrings stops) {
   const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;
   GrowingText shown(tools, [&](std::string_view piece) { show(piece, is_terminal); });
-  options.on_token = [&](int64_t, int64_t token) {
+  stops.begin(0, prompt.ids);
+  options.on_token = [&](int64_t row, int64_t token) {
     shown.add(token);
-    return true;
+    return !stops.add(row, static_cast<TokenId>(token));
   };
   const auto began = std::chrono::steady_clock::now();
-  static_cast<void>(generate(model, std::vector<int64_t>(prompt.ids.begin(), prompt.ids.end()), options));
+  static_cast<void>(generate(model, ids_of(prompt), options));
   shown.finish();
   std::fputc('\n', stdout);
   std::fflush(stdout);
   if (is_terminal) print_line(stderr, message("[{}]", speed_text(shown.tokens(), began)));
+  for (const std::string& line : stops.unmatched()) print_line(stderr, line);
 }
 
 /// Answers in the order of their prompts, one JSON object a line.
@@ -50,10 +56,10 @@ class AnswerLines {
   AnswerLines(const std::vector<Prompt>& prompts, FolderText& tools, files::GrowingFile* file)
       : prompts_(prompts), tools_(tools), file_(file), waiting_(prompts.size()) {}
 
-  void add(int64_t row, std::span<const int64_t> tokens, const std::vector<int64_t>& ends) {
+  /// @param stopped  whether something ended the answer before its length did.
+  void add(int64_t row, std::span<const int64_t> tokens, bool stopped) {
     const Prompt& prompt = prompts_[static_cast<size_t>(row)];
     const std::string text = tools_.decode(std::vector<TokenId>(tokens.begin(), tokens.end()), /*skip_special_tokens=*/true);
-    const bool stopped = !tokens.empty() && std::ranges::find(ends, tokens.back()) != ends.end();
     format::Json line;
     line["prompt"] = format::Json::parse(prompt.text);
     line["text"] = text;
@@ -94,27 +100,63 @@ class AnswerLines {
   int64_t tokens_ = 0, answered_ = 0, exact_ = 0;
 };
 
-int answer_all(CausalLM& model, FolderText& tools, const std::vector<Prompt>& prompts, GenerateOptions options,
+int answer_all(CausalLM& model, FolderText& tools, const std::vector<Prompt>& prompts, GenerateOptions options, StopStrings stops,
                files::GrowingFile* file) {
   AnswerLines lines(prompts, tools, file);
   ProgressBar bar("generating");
   std::vector<std::vector<int64_t>> ids;
-  for (const Prompt& prompt : prompts) ids.emplace_back(prompt.ids.begin(), prompt.ids.end());
+  for (const Prompt& prompt : prompts) ids.push_back(ids_of(prompt));
   int64_t done = 0;
-  options.on_token = [](int64_t, int64_t) { return Interrupts::came() ? throw Stopped() : true; };
+  for (size_t row = 0; row < prompts.size(); ++row) stops.begin(static_cast<int64_t>(row), prompts[row].ids);
+  const StopSignals noted({SIGINT});
+  options.on_token = [&](int64_t row, int64_t token) {
+    if (StopSignals::received() != 0) throw Stopped();
+    return !stops.add(row, static_cast<TokenId>(token));
+  };
   options.on_end = [&](int64_t row, std::span<const int64_t> tokens) {
-    lines.add(row, tokens, options.eos_token_ids);
+    lines.add(row, tokens,
+              stops.ended(row) || std::ranges::find(options.eos_token_ids, tokens.back()) != options.eos_token_ids.end());
     if (file != nullptr) bar.update(++done, std::ssize(prompts));
   };
   const auto began = std::chrono::steady_clock::now();
-  const Interrupts noted;
   bool stopped = false;
   try {
     static_cast<void>(generate(model, ids, options));
   } catch (const Stopped&) { stopped = true; }
   print_line(stderr, message("{}{}{}", stopped ? "stopped: " : "", lines.summary(began),
                              file != nullptr ? message(": {}", file->path()) : std::string()));
-  return stopped ? 128 + SIGINT : 0;
+  if (stopped) return 128 + SIGINT;
+  for (const std::string& line : stops.unmatched()) print_line(stderr, line);
+  return 0;
+}
+
+/// Refuses what the model's positions or the memory cannot hold, before a weight is loaded, and sets the size of the cache.
+void settle_memory(const AnsweringModel& model, const std::vector<Prompt>& prompts, GenerateOptions& options) {
+  GenerationRows rows{.prompts = {},
+                      .max_new_tokens = options.max_new_tokens,
+                      .max_rows = options.deterministic ? 1 : options.max_rows,
+                      .cache = {options.cache_bytes},
+                      .sampling = options.sampling,
+                      .has_adapter = model.has_adapter()};
+  std::vector<std::vector<int64_t>> ids;
+  for (const Prompt& prompt : prompts) {
+    ids.push_back(ids_of(prompt));
+    rows.prompts.push_back(std::ssize(prompt.ids));
+  }
+  check_generation(model.config(), ids, options);
+  const PlanSettings settings = model.plan_settings();
+  const auto planned = [&] { return plan_generation(settings, rows, generation_room(memory_for(model.device()))); };
+  GenerationPlan plan;
+  try {
+    plan = planned();
+  } catch (const ValueError&) {
+    if (!rows.has_adapter) throw;
+    rows.has_adapter = false;  // where the adapter is at fault, loading it names its file
+    plan = planned();
+  }
+  require_fit(plan, rows);
+  log_debug(summary_line(plan, settings));
+  options.cache_bytes = plan.cache.count;
 }
 
 }  // namespace
@@ -140,11 +182,13 @@ int generate(const Arguments& arguments) {
   line.option("raw", prompts_are.raw, "do not apply the chat template");
   options.add_to(line);
   line.option("max_rows", options.generate.max_rows, "prompts that are computed at once, at most");
-  line.option("cache_memory", cache_memory, "of keys and values, at most, as 4GB; unset: what is free of a GPU");
+  line.option("cache_memory", cache_memory, "of keys and values, at most, as 4GB; unset: what the device's memory leaves to them");
+  line.option("deterministic", options.generate.deterministic,
+              "compute one row after the other: each answer then has the bits of its prompt alone; slower with several prompts");
   line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
-  line.group("Text", {"prompt", "system", "chat_template", "raw", "max_new_tokens", "min_new_tokens"});
+  line.group("Text", {"prompt", "system", "chat_template", "raw", "max_new_tokens", "min_new_tokens", "stop_strings"});
   line.group("Several prompts", {"data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
-                                 "messages_column", "output_file", "max_rows", "cache_memory"});
+                                 "messages_column", "output_file", "max_rows", "cache_memory", "deterministic"});
   GenerationOptions::group(line);
   line.parse(arguments);
   row_options.apply_to(prompts_are.rows);
@@ -156,13 +200,8 @@ int generate(const Arguments& arguments) {
   QLORAPP_CHECK_VALUE(!one || output_file.empty(),
                       "[output_file] is for the prompts of --data; --prompt writes to standard output.");
   if (!cache_memory.empty()) options.generate.cache_bytes = parse_bytes("cache_memory", cache_memory).count;
-  model_options.open();
-  options.settle(line);
-  const format::ModelConfig config = model_options.config();
-  const ComputeDtype computed = model_options.choose_dtype(config);
-  check_adapter_folder("adapter", adapter);
-  if (computed.is_substitute) log_warning(message("computes in {}", computed.reason));  // stdout is the answer's
-  FolderText tools = model_options.text_tools(adapter);
+  AnsweringModel answering(model_options, options, line, {adapter});
+  FolderText& tools = answering.tools();
   std::vector<Prompt> prompts;
   if (one) {
     prompts.push_back(prompt_of(prompt, prompts_are, tools));
@@ -173,19 +212,12 @@ int generate(const Arguments& arguments) {
     }
     tools.require_tokenizer(data);  // the answers are text
   }
-  for (const Prompt& given : prompts) {
-    QLORAPP_CHECK_VALUE(std::ssize(given.ids) < config.max_position_embeddings,
-                        "[generate] a prompt must have fewer tokens than the model has positions ({}); that {} has {}. Shorten it.",
-                        config.max_position_embeddings, one ? std::string("of --prompt") : message("of line {}", given.line),
-                        given.ids.size());
-  }
+  settle_memory(answering, prompts, options.generate);
   std::unique_ptr<files::GrowingFile> file;
   if (!output_file.empty()) file = std::make_unique<files::GrowingFile>(output_file, /*must_be_new=*/true);
-  CausalLM model = model_options.load(computed.dtype);
-  if (!adapter.empty()) load_adapter(model, adapter);
-  options.add_ends(model, tools, !prompts_are.raw && tools.has_template());
-  if (!one) return answer_all(model, tools, prompts, options.generate, file.get());
-  answer_one(model, tools, prompts.front(), options.generate);
+  CausalLM model = answering.load(options, !prompts_are.raw && tools.has_template());
+  if (!one) return answer_all(model, tools, prompts, options.generate, options.stops(tools), file.get());
+  answer_one(model, tools, prompts.front(), options.generate, options.stops(tools));
   return 0;
 }
 

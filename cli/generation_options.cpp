@@ -1,34 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "generation_options.hpp"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
 #include <cstdio>
 #include <span>
 
 #include "core/check.hpp"
-#include "files/retry.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp::cli {
-namespace {
-
-volatile std::sig_atomic_t interrupted = 0;
-volatile std::sig_atomic_t told_by = -1;
-
-void note_interrupt(int /*signal*/) {
-  const int error = errno;
-  interrupted = 1;
-  if (told_by >= 0) (void)!::write(told_by, "", 1);
-  errno = error;
-}
-
-}  // namespace
 
 void GenerationOptions::add_to(CommandLine& line) {
   line.option("max_new_tokens", generate.max_new_tokens, "maximum number of new tokens");
@@ -43,6 +23,7 @@ void GenerationOptions::add_to(CommandLine& line) {
   line.option("repetition_penalty", generate.sampling.repetition_penalty,
               "above 1: tokens that already occur become less probable");
   line.option("seed", seed, "seed of the sampling");
+  line.texts("stop_strings", stop_strings, "text that ends an answer, which keeps it; give the option again for another text");
 }
 
 void GenerationOptions::group(CommandLine& line) {
@@ -58,6 +39,11 @@ void GenerationOptions::settle(const CommandLine& line) {
   QLORAPP_CHECK_VALUE(seed >= 0, "[seed] must be an integer >= 0; got {}.", seed);
   generate.sampling.seed = static_cast<uint64_t>(seed);
   generate.sampling.validate();
+  static_cast<void>(StopStrings(stop_strings, {}));
+}
+
+StopStrings GenerationOptions::stops(FolderText& tools) const {
+  return {stop_strings, [&tools](std::span<const TokenId> ids) { return tools.decode(ids, /*skip_special_tokens=*/false); }};
 }
 
 void GenerationOptions::add_ends(const CausalLM& model, FolderText& tools, bool chat) {
@@ -91,41 +77,6 @@ void GrowingText::give(bool all) {
   text_ += piece;
   if (!piece.empty()) out_(piece);
 }
-
-Interrupts::Interrupts() {
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) throw IoError("[chat] the system gives no pipe.", errno);
-  reads_ = ends[0];
-  told_by = ends[1];
-  interrupted = 0;
-  struct sigaction action {};
-  action.sa_handler = note_interrupt;
-  action.sa_flags = SA_RESTART;
-  sigemptyset(&action.sa_mask);
-  ::sigaction(SIGINT, &action, &before_);
-}
-
-Interrupts::~Interrupts() {
-  ::sigaction(SIGINT, &before_, nullptr);
-  ::close(told_by);
-  told_by = -1;
-  ::close(reads_);
-}
-
-bool Interrupts::await_input() const {
-  for (;;) {
-    std::array<pollfd, 2> sources{{{STDIN_FILENO, POLLIN, 0}, {reads_, POLLIN, 0}}};
-    (void)files::retrying([&] { return ::poll(sources.data(), sources.size(), -1); });
-    std::array<char, 64> told{};
-    while (::read(reads_, told.data(), told.size()) > 0) {}
-    if (interrupted != 0) return false;
-    if (sources[0].revents != 0) return true;  // else the pipe told of a signal that was forgotten
-  }
-}
-
-bool Interrupts::came() { return interrupted != 0; }
-
-void Interrupts::forget() { interrupted = 0; }
 
 void show(std::string_view text, bool is_terminal) {
   if (is_terminal) print_text(stdout, text);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// For `generate` and `chat`: the options of sampling, the tokens that end an answer, its text while it grows, and Ctrl-C.
+/// For `generate` and `chat`: the options of sampling, the tokens and texts that end an answer, and its text while it grows.
 #pragma once
 
 #include <chrono>
-#include <csignal>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -13,18 +12,22 @@
 #include "command_line.hpp"
 #include "folder_text.hpp"
 #include "qlorapp/nn/generate.hpp"
+#include "qlorapp/text/stop_strings.hpp"
 
 namespace qlorapp::cli {
 
 struct GenerationOptions {
   GenerateOptions generate;
+  std::vector<std::string> stop_strings;
   int64_t seed = 42;
 
   void add_to(CommandLine& line);
   /// Their group in the help, at its place among the command's own.
   static void group(CommandLine& line);
-  /// After parse(). @throws ValueError for a seed or an option of sampling out of range.
+  /// After parse(). @throws ValueError for a seed, an option of sampling or a stop string that cannot be.
   void settle(const CommandLine& line);
+  /// @param tools  has a tokenizer.
+  [[nodiscard]] StopStrings stops(FolderText& tools) const;
   /// The tokens that end an answer of this model. @param chat  whether its template is applied.
   void add_ends(const CausalLM& model, FolderText& tools, bool chat);
 };
@@ -49,25 +52,6 @@ class GrowingText {
   std::vector<TokenId> ids_;
   size_t shown_ = 0, window_ = 0;  ///< Tokens whose text was given out; where what is decoded together begins.
   std::string text_;
-};
-
-/// While it lives Ctrl-C is noted. One at a time.
-class Interrupts {
- public:
-  Interrupts();
-  ~Interrupts();
-  Interrupts(const Interrupts&) = delete;
-  Interrupts& operator=(const Interrupts&) = delete;
-
-  [[nodiscard]] static bool came();
-  static void forget();
-  /// Waits until there is something to read from standard input, a terminal. @returns false if Ctrl-C came first.
-  [[nodiscard]] bool await_input() const;
-
- private:
-  struct sigaction before_ {};
-  /// The end of a pipe to which the handler writes. So a signal just before the wait is not lost, in whichever thread it arrives.
-  int reads_ = -1;
 };
 
 /// Writes a part of an answer to stdout. A terminal would obey control characters, so it gets them escaped.

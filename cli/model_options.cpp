@@ -18,6 +18,7 @@
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/io/gguf.hpp"
+#include "qlorapp/train/plan_run.hpp"
 
 namespace qlorapp::cli {
 
@@ -135,6 +136,20 @@ std::string ModelOptions::storage_text(const CommandLine& line, const format::Mo
   if (!other.empty()) text += message(" (the defaults of BitsAndBytesConfig are{})", other);
   return text;
 }
+
+PlanSettings ModelOptions::plan_settings(const format::ModelConfig& config, at::ScalarType compute_dtype) const {
+  PlanSettings settings;
+  settings.model = config;
+  settings.load_in_4bit = bnb.load_in_4bit;
+  if (bnb.llm_int8_skip_modules) settings.skip_modules = *bnb.llm_int8_skip_modules;
+  settings.quantization = quantization();
+  settings.keep_blocks = keeps_blocks();
+  settings.compute_dtype = compute_dtype;
+  settings.device = planned_device(parse_device(device));
+  return settings;
+}
+
+LoraConfig lora_of_adapter(const std::string& folder) { return open_adapter(folder).lora; }
 
 CausalLM ModelOptions::load(at::ScalarType compute_dtype, const MemorySettings& memory,
                             std::shared_ptr<Communicator> shard_over) const {

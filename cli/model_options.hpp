@@ -16,6 +16,7 @@
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/load_model.hpp"
+#include "qlorapp/memory/planner.hpp"
 #include "qlorapp/nn/memory_settings.hpp"
 
 namespace qlorapp::cli {
@@ -55,6 +56,8 @@ struct ModelOptions {
   [[nodiscard]] bool keeps_blocks() const { return requantize.empty() && bnb.load_in_4bit; }
   /// "NF4 with double quantization, blocks of 64 …": how the linear layers are stored, and where the defaults are not BitsAndBytesConfig's.
   [[nodiscard]] std::string storage_text(const CommandLine& line, const format::ModelConfig& config) const;
+  /// For a plan of what load() takes.
+  [[nodiscard]] PlanSettings plan_settings(const format::ModelConfig& config, at::ScalarType compute_dtype) const;
   /// Loads with a progress line on a terminal.
   /// @param memory  says which weights go to the host.  @param shard_over  as in WeightOptions.
   [[nodiscard]] CausalLM load(at::ScalarType compute_dtype, const MemorySettings& memory = {},
@@ -82,6 +85,9 @@ struct RowOptions {
 /// --requantize. check_requantize() throws ValueError for another type than nf4 or fp4, and for a model that is no GGUF file.
 void add_requantize_to(CommandLine& line, std::string& requantize);
 void check_requantize(const std::string& requantize, const std::string& model);
+
+/// The adapter's config, as loading it has it. @throws as open_adapter (io/adapter_file.hpp).
+[[nodiscard]] LoraConfig lora_of_adapter(const std::string& folder);
 
 /// @throws ValueError for a folder that holds the other of the two, with what to give in its place.
 void check_model_folder(const std::string& model);

@@ -29,10 +29,12 @@
 #include "qlorapp/io/gguf.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
+#include "qlorapp/memory/generation_plan.hpp"
 #include "qlorapp/memory/known_models.hpp"
 #include "qlorapp/memory/measured_memory.hpp"
 #include "qlorapp/memory/plan_report.hpp"
 #include "qlorapp/memory/timeline_svg.hpp"
+#include "qlorapp/nn/generate.hpp"
 #include "qlorapp/train/batch_probe.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "training_options.hpp"
@@ -47,7 +49,10 @@ struct PlanOptions {
   std::string model, gpu = "auto", dtype = "auto", context, compare_with, svg, write_config, data = "rows.jsonl", output = "output";
   int64_t gpu_architecture = 0, gpus = 1, batch = 0, seq = 0, dataset_rows = 0, avg_tokens = 0, effective_batch = 32;
   double gpu_bandwidth = 0, gpu_tflops = 0, hours = 0;
-  bool explained = false, has_hours = false, measured = false, load_in_4bit = true;
+  bool explained = false, has_hours = false, measured = false, load_in_4bit = true, generates = false, do_sample = false;
+  std::string adapter, cache_memory;
+  int64_t prompt_tokens = 512;
+  GenerationRows rows;
   std::string requantize;
   std::optional<at::ScalarType> requested;  ///< Of --dtype, --bf16 and --fp16.
   TrainingArguments args;
@@ -65,14 +70,31 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
+constexpr std::array<const char*, 6> kOfGeneration{"adapter",  "prompt_tokens", "max_new_tokens",
+                                                   "max_rows", "cache_memory",  "do_sample"};
+
+/// A generation has no step, so what describes one is refused.
+void check_generation_options(const CommandLine& line) {
+  std::set<std::string> known{
+      "generate",         "model",         "gpu",          "dtype",      "bf16",       "fp16",          "context",
+      "gpu_architecture", "gpu_bandwidth", "load_in_4bit", "requantize", "gpu_tflops", "memory_budget", "defaults"};
+  known.insert(kOfGeneration.begin(), kOfGeneration.end());
+  for_each_field<LoraConfig>([&](const auto& field) { known.emplace(field.name); });
+  for (const std::string& name : line.given())
+    QLORAPP_CHECK_VALUE(known.contains(name), "[plan] --{} has no effect on a generation. Leave it or --generate out.", name);
+}
+
 /// Nothing that is given is without effect.
 void check_combination(const CommandLine& line, const PlanOptions& options) {
-  const int answers = (options.explained ? 1 : 0) + (options.compare_with.empty() ? 0 : 1) + (line.given("hours") ? 1 : 0);
-  QLORAPP_CHECK_VALUE(answers <= 1, "[plan] --explain, --compare and --hours exclude each other. Give one of them.");
+  const int answers = (options.explained ? 1 : 0) + (options.generates ? 1 : 0) + (options.compare_with.empty() ? 0 : 1) +
+                      (line.given("hours") ? 1 : 0);
+  QLORAPP_CHECK_VALUE(answers <= 1, "[plan] --explain, --compare, --hours and --generate exclude each other. Give one of them.");
   const auto needs = [&](std::initializer_list<const char*> names, bool there, const char* what) {
     for (const char* name : names) QLORAPP_CHECK_VALUE(there || !line.given(name), "[plan] --{} needs {}.", name, what);
   };
   const bool shards = options.args.base_sharding != "no";
+  for (const char* name : kOfGeneration) needs({name}, options.generates, "--generate");
+  if (options.generates) check_generation_options(line);
   needs({"gpus"}, line.given("hours") || shards, "--hours or --base_sharding: otherwise a plan is of one process");
   QLORAPP_CHECK_VALUE(!shards || options.gpus > 1, "[plan] --base_sharding divides the base over several GPUs. Give --gpus.");
   needs({"measure"}, !shards, "one process: leave --base_sharding out");
@@ -140,6 +162,16 @@ PlanOptions parse_plan(const Arguments& arguments) {
               "with --hours: write the configuration to this file, for qlorapp train --config");
   line.option("data", options.data, "training rows named in the written configuration");
   line.option("output", options.output, "output folder named in the written configuration");
+  line.option("generate", options.generates,
+              "plan the answers to prompts, as qlorapp generate computes them, in place of a training run");
+  line.option("adapter", options.adapter,
+              "with --generate: PEFT adapter folder; unset: the adapter of --r …, or none if none of these is given");
+  line.option("prompt_tokens", options.prompt_tokens, "with --generate: tokens of each prompt");
+  line.option("max_new_tokens", options.rows.max_new_tokens, "with --generate: maximum number of new tokens");
+  line.option("max_rows", options.rows.max_rows, "with --generate: prompts that are computed at once, at most");
+  line.option("cache_memory", options.cache_memory,
+              "with --generate: of keys and values, at most, as 4GB; unset: what the memory leaves to them");
+  line.option("do_sample", options.do_sample, "with --generate: plan for sampling with top_p, which sorts the logits");
   line.option("measure", options.measured,
               "load the model, run one step and print both measured peaks; --svg draws them over the plan");
   line.option("svg", options.svg, "write the planned timeline to this file");
@@ -156,6 +188,7 @@ PlanOptions parse_plan(const Arguments& arguments) {
   line.group("Output", {"explain", "compare", "measure", "svg"});
   line.group("A configuration for a deadline",
              {"hours", "gpus", "dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"});
+  line.group("Answers", {"generate", "adapter", "prompt_tokens", "max_new_tokens", "max_rows", "cache_memory", "do_sample"});
   line.group("Rows", {"batch", "seq", "packing"});
   group_training_fields(line);
   line.parse(arguments);
@@ -172,8 +205,23 @@ PlanOptions parse_plan(const Arguments& arguments) {
   options.requested =
       requested_dtype(line, options.args, options.dtype == "auto" ? std::nullopt : std::optional(parse_dtype(options.dtype)));
   check_combination(line, options);
-  for (const auto& [name, value] : {std::pair{"batch", options.batch}, {"seq", options.seq}}) {
+  for (const auto& [name, value] :
+       {std::pair{"batch", options.batch}, {"seq", options.seq}, {"prompt_tokens", options.prompt_tokens}}) {
     QLORAPP_CHECK_VALUE(value > 0 || !line.given(name), "[plan] --{} must be above 0; got {}.", name, value);
+  }
+  if (options.generates) {
+    QLORAPP_CHECK_VALUE(options.rows.max_rows > 0 && options.rows.max_rows <= kMostRows,
+                        "[plan] --max_rows must be from 1 to {}; got {}.", kMostRows, options.rows.max_rows);
+    options.rows.prompts.assign(static_cast<size_t>(options.rows.max_rows), options.prompt_tokens);
+    if (!options.cache_memory.empty()) options.rows.cache = parse_bytes("cache_memory", options.cache_memory);
+    options.rows.sampling.do_sample = options.do_sample;
+    if (options.do_sample) options.rows.sampling.top_p = kPlannedTopP;
+    bool has_lora = false;
+    for_each_field<LoraConfig>([&](const auto& field) { has_lora = has_lora || line.given(field.name); });
+    QLORAPP_CHECK_VALUE(options.adapter.empty() || !has_lora,
+                        "[plan] the adapter is that of --adapter or one by --r and the like; got both. Leave one out.");
+    check_adapter_folder("adapter", options.adapter);
+    options.rows.has_adapter = has_lora || !options.adapter.empty();
   }
   if (options.batch > 0) options.args.per_device_train_batch_size = options.batch;
   const bool chooses_batch = line.given("batch") || options.has_hours || !options.compare_with.empty();
@@ -302,6 +350,26 @@ Place place_of(const PlanOptions& options, const DeviceAllowance& allowance) {
   return {planned_device(device), rates_of(name, gpu_architecture(device), room), room, name.empty() ? "a CPU" : name};
 }
 
+/// The plan of the answers to equal prompts, and how many rows fit.
+int plan_answers(const PlanOptions& options, PlanSettings settings, const Place& place, const ComputeDtype& computed) {
+  if (!options.adapter.empty()) settings.lora = lora_of_adapter(options.adapter);
+  const int64_t positions = position_limit(settings.model);
+  QLORAPP_CHECK_VALUE(options.prompt_tokens + options.rows.max_new_tokens <= positions,
+                      "[plan] --prompt_tokens ({}) and --max_new_tokens ({}) must fit the model's {} positions. Lower one of them.",
+                      options.prompt_tokens, options.rows.max_new_tokens, positions);
+  const std::string& budget = options.args.memory_budget;
+  const bool bounded = !budget.empty() && budget != "auto";
+  const Bytes room = bounded ? std::min(parse_bytes("memory_budget", budget), place.room) : generation_room(place.room);
+  const GenerationPlan found = plan_generation(settings, options.rows, room);
+  const int64_t most = largest_rows(settings, options.rows, room, kMostRows);
+  std::printf("%s\n%s.\n%s%s", summary_line(found, settings).c_str(), computed_text(computed).c_str(),
+              phase_table(found.memory).c_str(), cache_text(found, settings).c_str());
+  std::printf("%s; the most rows of %lld + %lld tokens that fit together are %lld%s\n", verdict(found.memory, room).c_str(),
+              static_cast<long long>(options.prompt_tokens), static_cast<long long>(options.rows.max_new_tokens),
+              static_cast<long long>(most), most == kMostRows ? " or more" : "");
+  return found.memory.fits ? 0 : kDoesNotFit;
+}
+
 /// Loads the model and takes one step, and says what both really took.
 Probe measure(const PlanOptions& options, const PlanSettings& settings, const MemoryPlan& plan) {
   LoadOptions load;
@@ -361,6 +429,7 @@ int plan(const Arguments& arguments) {
       model, options.lora, args,
       {.load_in_4bit = options.load_in_4bit, .keep_blocks = keeps_blocks, .device = place.device, .ranks = options.gpus});
 
+  if (options.generates) return plan_answers(options, std::move(settings), place, computed);
   if (options.has_hours || options.explained) {
     QLORAPP_CHECK_VALUE(
         place.device.type == at::kCUDA,

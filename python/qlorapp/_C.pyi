@@ -176,6 +176,27 @@ class GenerationCache:
     def blocks(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """[(keys, values)] per block, each (rows * capacity, key-value heads, head_dim)."""
 
+class GenerationPlan:
+    """include/qlorapp/memory/generation_plan.hpp"""
+    @property
+    def peak_allocated(self) -> int: ...
+    @property
+    def peak_reserved(self) -> int: ...
+    @property
+    def fits(self) -> bool: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def most_rows(self) -> int: ...
+    @property
+    def bytes_per_token(self) -> int: ...
+    @property
+    def cache_memory(self) -> int: ...
+    @property
+    def phases(self) -> dict[typing.Any, typing.Any]: ...
+    @property
+    def summary(self) -> str: ...
+
 class GradScaler:
     """The state machine of qlorapp.GradScaler, over gradients instead of an optimizer."""
     def __init__(self, device: torch.device, init_scale: typing.SupportsFloat, growth_factor: typing.SupportsFloat, backoff_factor: typing.SupportsFloat, growth_interval: typing.SupportsInt, enabled: bool, min_scale: typing.SupportsFloat, max_consecutive_skips: typing.SupportsInt) -> None: ...
@@ -421,6 +442,15 @@ class StepRunner:
     def moments(self) -> list[tuple[str, torch.Tensor]]:
         """[(name, tensor)] flat over the arena, in the optimizer's memory: exp_avg and exp_avg_sq, or state1, state2, absmax1, absmax2."""
 
+class StopStrings:
+    """include/qlorapp/text/stop_strings.hpp; decode(ids) returns the text of tokens."""
+    def __init__(self, strings: collections.abc.Sequence[str], decode: collections.abc.Callable[..., typing.Any]) -> None: ...
+    def begin(self, row: typing.SupportsInt, prompt: collections.abc.Sequence[typing.SupportsInt]) -> None: ...
+    def add(self, row: typing.SupportsInt, token: typing.SupportsInt) -> bool:
+        """Whether the row ends with the token."""
+    def ended(self, row: typing.SupportsInt) -> bool: ...
+    def unmatched(self) -> list[str]: ...
+
 class TrainingDiverged(RuntimeError): ...
 
 class UnpaddedBatch:
@@ -486,7 +516,7 @@ def export_model(model: str, adapter: str, *, gguf: str='', gguf_adapter: str=''
 def forward_cached(model: CausalLM, cache: GenerationCache, tokens: torch.Tensor, counts: collections.abc.Sequence[typing.SupportsInt], every_token: bool=False) -> torch.Tensor:
     """A forward pass over all rows that appends to the cache, which grows as needed."""
 
-def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable[..., typing.Any] | None=None, on_end: collections.abc.Callable[..., typing.Any] | None=None, max_rows: typing.SupportsInt=128, cache_bytes: typing.SupportsInt=0) -> list[list[int]]:
+def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable[..., typing.Any] | None=None, on_end: collections.abc.Callable[..., typing.Any] | None=None, max_rows: typing.SupportsInt=128, cache_bytes: typing.SupportsInt=0, deterministic: bool=False) -> list[list[int]]:
     """The new tokens of each prompt; on_token(row, token) returning False ends a row, on_end(row, tokens) gets it when it has ended. include/qlorapp/nn/generate.hpp."""
 
 def gguf_of(folder: str) -> str:
@@ -536,6 +566,8 @@ def pack(rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.Su
     """[(input_ids, labels)] → [(input_ids, labels, row_lengths)]; include/qlorapp/data/packing.hpp."""
 
 def parse_bytes(what: str, text: str) -> int: ...
+
+def plan_generation(model: str, lora_config_json: str, *, prompt_tokens: typing.SupportsInt, max_new_tokens: typing.SupportsInt, max_rows: typing.SupportsInt, cache_memory: typing.SupportsInt, do_sample: bool, gpu: str, memory_budget: typing.SupportsInt | None, requested_dtype: torch.dtype | None, load_in_4bit: bool, quant_type: str, double_quant: bool, skip_modules: collections.abc.Sequence[str]) -> GenerationPlan: ...
 
 def plan_memory(model: str, lora_config_json: str, args_json: str, *, gpu: str, requested_dtype: torch.dtype | None, load_in_4bit: bool, quant_type: str, double_quant: bool, skip_modules: collections.abc.Sequence[str]) -> MemoryPlan: ...
 

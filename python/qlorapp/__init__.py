@@ -57,7 +57,7 @@ from ._C import Accumulator, CausalLM, FormatError, QuantizedTensor, Quantizer, 
 from .exporting import export, verify_export  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
-from .memory import MemoryPlan, find_max_batch_size, plan  # noqa: E402
+from .memory import GenerationPlan, MemoryPlan, find_max_batch_size, plan, plan_generation  # noqa: E402
 from .merging import merge  # noqa: E402
 from .precision import get_mixed_precision_dtype  # noqa: E402
 
@@ -117,6 +117,7 @@ __all__ = [
     "CausalLM",
     "CheckpointedBlock",
     "FormatError",
+    "GenerationPlan",
     "GradScaler",
     "LoraLinear",
     "MemoryPlan",
@@ -138,6 +139,7 @@ __all__ = [
     "nn",
     "optim",
     "plan",
+    "plan_generation",
     "prepare_model_for_kbit_training",
     "quantize_checkpoint",
     "verify_export",

@@ -125,6 +125,81 @@ def plan(
     return MemoryPlan(planned, os.fspath(model))
 
 
+class GenerationPlan:
+    """The planned memory of answering prompts, in bytes. Prints one line.
+
+    peak_allocated, peak_reserved: as in MemoryPlan. fits: whether the plan fits.
+    rows: computed together, at most max_rows. most_rows: prompts of this length that fit together, up to 4,096.
+    bytes_per_token: keys and values of one position in all layers. cache_memory: of all rows, for generate().
+    phases: load, prompts, decode; tensors, allocated, reserved and parts at the peak of each.
+    """
+
+    peak_allocated: int
+    peak_reserved: int
+    fits: bool
+    rows: int
+    most_rows: int
+    bytes_per_token: int
+    cache_memory: int
+    phases: dict[str, dict[str, Any]]
+
+    def __init__(self, planned: _C.GenerationPlan) -> None:
+        self._planned = planned
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._planned, name)
+
+    def __str__(self) -> str:
+        return self._planned.summary
+
+    __repr__ = __str__
+
+
+def plan_generation(
+    model: str | os.PathLike[str],
+    *,
+    prompt_tokens: int = 512,
+    max_new_tokens: int = 128,
+    max_rows: int = 128,
+    cache_memory: int | str = 0,
+    do_sample: bool = False,
+    lora_config: Any = None,
+    quantization_config: Any = None,
+    dtype: torch.dtype | str | None = None,
+    gpu: str = "auto",
+    memory_budget: int | str | None = None,
+) -> GenerationPlan:
+    """Plans the bytes of `qlorapp generate` over max_rows prompts of prompt_tokens each, before anything is loaded.
+
+    model: a folder with a config.json, such a file, or a known name ("llama-3-8b").
+    lora_config: of the adapter that is loaded, or None.
+    cache_memory: of keys and values, at most. 0: as much as fits.
+    do_sample: plans for top_p, which sorts the logits.
+    gpu: as in plan(). memory_budget: what all of it may use; None: nine tenths of the device's memory.
+
+    Raises:
+        ValueError: for a number that is out of range, or a row that cache_memory does not hold.
+    """
+    return GenerationPlan(
+        _C.plan_generation(
+            os.fspath(model),
+            _lora_config(lora_config),
+            prompt_tokens=_size("prompt_tokens", prompt_tokens),
+            max_new_tokens=_size("max_new_tokens", max_new_tokens),
+            max_rows=max_rows,
+            cache_memory=_bytes("cache_memory", cache_memory) if cache_memory else 0,
+            do_sample=do_sample,
+            gpu=gpu,
+            memory_budget=_bytes("memory_budget", memory_budget),
+            requested_dtype=None if dtype is None else as_dtype(dtype, "dtype"),
+            load_in_4bit=quantization_config is None or quantization_config.load_in_4bit,
+            **quantizer_options.of(quantization_config),
+        )
+    )
+
+
 def _options_of(args: Any) -> dict[str, Any]:
     """The options of TrainingArguments or SFTConfig that affect memory, by C++'s names."""
     if args is None:

@@ -8,6 +8,7 @@
 #include "core/check.hpp"
 #include "nn/generation_cache.hpp"
 #include "qlorapp/nn/generate.hpp"
+#include "qlorapp/text/stop_strings.hpp"
 
 namespace qlorapp::python {
 namespace {
@@ -17,11 +18,18 @@ SamplingOptions sampling(bool do_sample, double temperature, int64_t top_k, doub
   return {do_sample, temperature, top_k, top_p, min_p, repetition_penalty, seed};
 }
 
+StopStrings stop_strings(std::vector<std::string> strings, const py::function& decode) {
+  return {std::move(strings), [decode](std::span<const TokenId> ids) {
+            return decode(std::vector<TokenId>(ids.begin(), ids.end())).cast<std::string>();
+          }};
+}
+
 /// on_token(row, token) and on_end(row, tokens) are called with the GIL; between tokens signals are looked for, so that a stop button works.
 std::vector<std::vector<int64_t>> generate_rows(CausalLM& model, const std::vector<std::vector<int64_t>>& prompts,
                                                 int64_t max_new_tokens, int64_t min_new_tokens, std::vector<int64_t> eos_token_ids,
                                                 const SamplingOptions& options, const std::optional<py::function>& on_token,
-                                                const std::optional<py::function>& on_end, int64_t max_rows, int64_t cache_bytes) {
+                                                const std::optional<py::function>& on_end, int64_t max_rows, int64_t cache_bytes,
+                                                bool deterministic) {
   GenerateOptions all{.max_new_tokens = max_new_tokens,
                       .min_new_tokens = min_new_tokens,
                       .eos_token_ids = std::move(eos_token_ids),
@@ -29,6 +37,7 @@ std::vector<std::vector<int64_t>> generate_rows(CausalLM& model, const std::vect
                       .on_token = {},
                       .on_end = {},
                       .max_rows = max_rows,
+                      .deterministic = deterministic,
                       .cache_bytes = cache_bytes};
   all.on_token = [&](int64_t row, int64_t token) {
     const py::gil_scoped_acquire gil;
@@ -93,10 +102,18 @@ void bind_generate(py::module_& m) {
       py::arg("model"), py::arg("rows"), py::arg("capacity"), NoGil());
   m.def("forward_cached", &forward_cached, py::arg("model"), py::arg("cache"), py::arg("tokens"), py::arg("counts"),
         py::arg("every_token") = false, NoGil(), "A forward pass over all rows that appends to the cache, which grows as needed.");
+  py::class_<StopStrings>(m, "StopStrings", "include/qlorapp/text/stop_strings.hpp; decode(ids) returns the text of tokens.")
+      .def(py::init(&stop_strings), py::arg("strings"), py::arg("decode"))
+      .def(
+          "begin", [](StopStrings& self, int64_t row, const std::vector<TokenId>& prompt) { self.begin(row, prompt); },
+          py::arg("row"), py::arg("prompt"))
+      .def("add", &StopStrings::add, py::arg("row"), py::arg("token"), "Whether the row ends with the token.")
+      .def("ended", &StopStrings::ended, py::arg("row"))
+      .def("unmatched", &StopStrings::unmatched);
   m.def("generate", &generate_rows, py::arg("model"), py::arg("prompts"), py::kw_only(), py::arg("max_new_tokens"),
         py::arg("min_new_tokens") = 0, py::arg("eos_token_ids") = std::vector<int64_t>{}, py::arg("sampling") = SamplingOptions{},
         py::arg("on_token") = std::nullopt, py::arg("on_end") = std::nullopt, py::arg("max_rows") = GenerateOptions{}.max_rows,
-        py::arg("cache_bytes") = 0,
+        py::arg("cache_bytes") = 0, py::arg("deterministic") = false,
         "The new tokens of each prompt; on_token(row, token) returning False ends a row, on_end(row, tokens) gets it when it has "
         "ended. include/qlorapp/nn/generate.hpp.");
   m.def(

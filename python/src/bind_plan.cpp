@@ -11,6 +11,7 @@
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/budget.hpp"
+#include "qlorapp/memory/generation_plan.hpp"
 #include "qlorapp/memory/known_models.hpp"
 #include "qlorapp/memory/plan_report.hpp"
 #include "qlorapp/memory/timeline_svg.hpp"
@@ -102,6 +103,44 @@ std::shared_ptr<Planned> plan_configs(const std::string& model, const std::strin
   return planned(fit_arguments(settings, args, place.rates, place.room).settings, place.card, place.room);
 }
 
+struct PlannedAnswers {
+  PlanSettings settings;
+  GenerationPlan plan;
+  int64_t most = 0;  ///< Rows of this length that fit together.
+};
+
+/// @param lora_json  of the adapter; kNoConfig: none is loaded.
+std::shared_ptr<PlannedAnswers> plan_answers(const std::string& model, const std::string& lora_json, int64_t prompt_tokens,
+                                             int64_t max_new_tokens, int64_t max_rows, int64_t cache, bool do_sample,
+                                             const std::string& gpu, std::optional<int64_t> budget,
+                                             std::optional<at::ScalarType> requested, bool load_in_4bit,
+                                             const std::string& quant_type, bool double_quant,
+                                             std::vector<std::string> skip_modules) {
+  constexpr int64_t kMostRows = 4096;
+  QLORAPP_CHECK_VALUE(max_rows >= 1 && max_rows <= kMostRows, "[plan] max_rows must be from 1 to {}; got {}.", kMostRows, max_rows);
+  const Place place = place_of(gpu);
+  PlanSettings settings;
+  settings.model = find_model_config(model);
+  const bool has_adapter = lora_json != kNoConfig;
+  if (has_adapter) settings.lora = checked_lora_config(lora_json);
+  settings.load_in_4bit = load_in_4bit;
+  settings.quantization = quantizer_options(quant_type, 64, double_quant, 256, "none");
+  settings.skip_modules = std::move(skip_modules);
+  settings.compute_dtype =
+      choose_compute_dtype(requested, settings.model.dtype, place.device.type, place.device.architecture).dtype;
+  settings.device = place.device;
+  const GenerationRows rows{.prompts = std::vector<int64_t>(static_cast<size_t>(max_rows), prompt_tokens),
+                            .max_new_tokens = max_new_tokens,
+                            .max_rows = max_rows,
+                            .cache = {cache},
+                            .sampling = {.do_sample = do_sample, .top_p = do_sample ? kPlannedTopP : 1.0},
+                            .has_adapter = has_adapter};
+  const Bytes room = budget ? std::min(Bytes{*budget}, place.room) : generation_room(place.room);
+  GenerationPlan plan = plan_generation(settings, rows, room);
+  const int64_t most = largest_rows(settings, rows, room, kMostRows);
+  return std::make_shared<PlannedAnswers>(PlannedAnswers{std::move(settings), std::move(plan), most});
+}
+
 PlanSettings settings_for(const CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit, bool evaluates) {
   PlanSettings settings = settings_of(model);
   settings.batch = batch;
@@ -125,6 +164,21 @@ std::map<std::string, int64_t> by_name(const MemoryParts& parts) {
   return named;
 }
 
+py::dict phases_of(const MemoryPlan& plan) {
+  py::dict phases;
+  for (size_t i = 0; i < plan.phases.size(); ++i) {
+    const PhasePlan& phase = plan.phases[i];
+    if (!phase.planned) continue;
+    py::dict row;
+    row["tensors"] = phase.tensors.count;
+    row["allocated"] = phase.allocated.count;
+    row["reserved"] = phase.reserved.count;
+    row["parts"] = by_name(phase.parts);
+    phases[py::str(std::string(ops::to_string(static_cast<ops::MemoryPhase>(i))))] = row;
+  }
+  return phases;
+}
+
 }  // namespace
 
 void bind_plan(py::module_& m) {
@@ -134,21 +188,7 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("fits", [](const Planned& self) { return self.plan.fits; })
       .def_property_readonly("batch", [](const Planned& self) { return self.settings.batch; })
       .def_property_readonly("pinned_host", [](const Planned& self) { return self.plan.pinned_host.count; })
-      .def_property_readonly("phases",
-                             [](const Planned& self) {
-                               py::dict phases;
-                               for (size_t i = 0; i < self.plan.phases.size(); ++i) {
-                                 const PhasePlan& phase = self.plan.phases[i];
-                                 if (!phase.planned) continue;
-                                 py::dict row;
-                                 row["tensors"] = phase.tensors.count;
-                                 row["allocated"] = phase.allocated.count;
-                                 row["reserved"] = phase.reserved.count;
-                                 row["parts"] = by_name(phase.parts);
-                                 phases[py::str(std::string(ops::to_string(static_cast<ops::MemoryPhase>(i))))] = row;
-                               }
-                               return phases;
-                             })
+      .def_property_readonly("phases", [](const Planned& self) { return phases_of(self.plan); })
       .def_property_readonly("summary", [](const Planned& self) { return summary_line(self.plan, self.settings); })
       .def_property_readonly("checklist", [](const Planned& self) { return checklist(self.plan, self.settings); })
       .def_property_readonly(
@@ -166,6 +206,20 @@ void bind_plan(py::module_& m) {
           },
           py::arg("model") = "", py::arg("budget") = std::nullopt);
 
+  py::class_<PlannedAnswers, std::shared_ptr<PlannedAnswers>>(m, "GenerationPlan", "include/qlorapp/memory/generation_plan.hpp")
+      .def_property_readonly("peak_allocated", [](const PlannedAnswers& self) { return self.plan.memory.peak_allocated().count; })
+      .def_property_readonly("peak_reserved", [](const PlannedAnswers& self) { return self.plan.memory.peak_reserved().count; })
+      .def_property_readonly("fits", [](const PlannedAnswers& self) { return self.plan.memory.fits; })
+      .def_property_readonly("rows", [](const PlannedAnswers& self) { return self.plan.rows; })
+      .def_property_readonly("most_rows", [](const PlannedAnswers& self) { return self.most; })
+      .def_property_readonly("bytes_per_token", [](const PlannedAnswers& self) { return self.plan.position.count; })
+      .def_property_readonly("cache_memory", [](const PlannedAnswers& self) { return self.plan.cache.count; })
+      .def_property_readonly("phases", [](const PlannedAnswers& self) { return phases_of(self.plan.memory); })
+      .def_property_readonly("summary", [](const PlannedAnswers& self) { return summary_line(self.plan, self.settings); });
+  m.def("plan_generation", &plan_answers, py::arg("model"), py::arg("lora_config_json"), py::kw_only(), py::arg("prompt_tokens"),
+        py::arg("max_new_tokens"), py::arg("max_rows"), py::arg("cache_memory"), py::arg("do_sample"), py::arg("gpu"),
+        py::arg("memory_budget").none(true), py::arg("requested_dtype").none(true), py::arg("load_in_4bit"), py::arg("quant_type"),
+        py::arg("double_quant"), py::arg("skip_modules"), NoGil());
   m.def("plan_memory", &plan_configs, py::arg("model"), py::arg("lora_config_json"), py::arg("args_json"), py::kw_only(),
         py::arg("gpu"), py::arg("requested_dtype").none(true), py::arg("load_in_4bit"), py::arg("quant_type"),
         py::arg("double_quant"), py::arg("skip_modules"), NoGil());

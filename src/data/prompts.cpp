@@ -113,10 +113,8 @@ class PromptReader {
     out.text = list.dump();
     std::vector<Message> messages;
     for (const Row& entry : list) messages.push_back(read_message(entry, where).message);
-    ChatOptions chat{.add_generation_prompt = true, .date_string = options_.rows.date_string, .turns = false};
-    if (row.contains("tools")) chat.tools = row["tools"].dump();
     try {
-      out.ids = tools_.encode(tools_.render(messages, chat).text, false).ids;
+      out.ids = ids_of_conversation(messages, tools_, options_.rows.date_string, row.contains("tools") ? row["tools"].dump() : "");
     } catch (const Error& error) {
       throw FormatError(message("[{}] the conversation must fit the template: {}", where, error.what()));
     }
@@ -131,6 +129,13 @@ class PromptReader {
 
 }  // namespace
 
+std::vector<TokenId> ids_of_conversation(std::span<const Message> messages, TextTools& tools,
+                                         const std::optional<std::string>& date, const std::string& functions) {
+  ChatOptions begun{.add_generation_prompt = true, .date_string = date, .turns = false};
+  begun.tools = functions;
+  return tools.encode(tools.render(messages, begun).text, false).ids;
+}
+
 Prompt prompt_of(std::string_view text, const PromptOptions& options, TextTools& tools) {
   tools.require_tokenizer("the prompt");
   const bool chat = !options.raw && tools.has_template();
@@ -141,8 +146,7 @@ Prompt prompt_of(std::string_view text, const PromptOptions& options, TextTools&
     std::vector<Message> messages;
     if (!options.system.empty()) messages.push_back({"system", options.system});
     messages.push_back({"user", std::string(text)});
-    const ChatOptions begun{.add_generation_prompt = true, .date_string = options.rows.date_string, .turns = false};
-    out.ids = tools.encode(tools.render(messages, begun).text, false).ids;
+    out.ids = ids_of_conversation(messages, tools, options.rows.date_string);
   } else {
     out.ids = tools.encode(text, true).ids;
   }

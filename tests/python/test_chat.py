@@ -106,9 +106,21 @@ def test_ctrl_c_stops_the_answer_and_the_session_stays():
     assert stopped
     process.send_signal(signal.SIGINT)  # at an empty line
     until(b"> ")
+    for _ in range(2):  # nor does a second one end the session
+        process.send_signal(signal.SIGINT)
+    until(b"> ")
     os.write(host, b"/quit\n")
     assert process.wait(timeout=30) == 0
     os.close(host)
+
+
+def test_a_stop_string_ends_the_answer_and_stays_in_the_conversation():
+    whole = answer_of([{"role": "user", "content": "Hello!"}])
+    wanted = whole[4:7]
+    first, second = chat("Hello!\nWhere is the kite?\n", "--stop_strings", wanted).stdout.splitlines()
+    assert whole.startswith(first) and wanted in first and len(first) < len(whole)
+    turns = [("user", "Hello!"), ("assistant", first), ("user", "Where is the kite?")]
+    assert answer_of([{"role": role, "content": text} for role, text in turns]).startswith(second)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +129,7 @@ def test_ctrl_c_stops_the_answer_and_the_session_stays():
         (("--seed", "-1"), "must be an integer >= 0"),
         (("--adapter", "nowhere"), "nowhere"),
         (("--top_p", "2"), "top_p must be in"),
+        (("--stop_strings", "a", "--stop_strings", ""), "[stop_strings] a stop string must have a character"),
     ],
 )
 def test_bad_input(options, message):

@@ -5,6 +5,7 @@ import gzip
 import json
 import signal
 import subprocess
+import tempfile
 import time
 
 import peer
@@ -151,7 +152,14 @@ def test_ctrl_c_keeps_whole_lines(tmp_path):
         (("--data", "nowhere.jsonl"), None, "nowhere.jsonl"),
         ((), '{"prompt": "a"}\n{"other": "b"}\n', "/dev/stdin:2"),
         ((), '{"messages": [{"role": "assistant", "content": "b"}]}\n', "a message before the answer"),
-        ((), "x " * 3000, "fewer tokens than the model has positions"),
+        ((), "Hello!\n" + "x " * 3000, "[generate] prompts[1] of "),
+        ((), "x " * 3000, "must fit the model's 512 positions. Shorten the prompt to fewer than 512 tokens."),
+        (
+            (),
+            "x " * 250,
+            "and max_new_tokens (12) must fit the model's 512 positions. Lower max_new_tokens to 3, or shorten the prompt.",
+        ),
+        (("--stop_strings", ""), "x", "[stop_strings] a stop string must have a character; got ''."),
         (("--max_rows", 0), "x", "max_rows"),
         (("--cache_memory", "much"), "x", "cache_memory"),
         (("--system", "s", "--raw"), "x", "--system needs"),
@@ -160,6 +168,144 @@ def test_ctrl_c_keeps_whole_lines(tmp_path):
 def test_bad_input(options, text, message):
     done = run(*options, text=text)
     assert done.returncode in (1, 2) and message in done.stderr and not done.stdout, done.stderr
+
+
+def test_a_cache_that_memory_cannot_hold_is_refused_before_the_weights_are_read(tmp_path):
+    """A model of which only the config exists: it is refused by its plan, not by a missing file."""
+    config = json.loads((TINY / "config.json").read_text())
+    config.update(num_hidden_layers=64, num_attention_heads=512, num_key_value_heads=512, max_position_embeddings=1 << 30)
+    config.pop("head_dim", None)
+    config["head_dim"] = 128
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((TINY / name).read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = [
+        BUILD / "qlorapp",
+        "generate",
+        "--model",
+        tmp_path,
+        "--dtype",
+        "float32",
+        "--prompt",
+        "Hello!",
+        "--max_new_tokens",
+        1 << 28,
+    ]
+    done = subprocess.run(
+        [*map(str, command)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode in (1, 2), done.stderr
+    assert (
+        "[generate] a row of up to 2684" in done.stderr
+        and "may be used. Shorten the prompts, lower max_new_tokens" in done.stderr
+    )
+
+
+def plan_of(*options):
+    command = [BUILD / "qlorapp", "plan", "--generate", "--model", TINY, *map(str, options)]
+    return subprocess.run(
+        [*map(str, command)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_plan_generate_prints_rows_keys_and_values_and_cache_memory():
+    config = transformers.AutoConfig.from_pretrained(TINY)
+    heads, width = config.num_key_value_heads, config.head_dim
+    per_token = 2 * config.num_hidden_layers * heads * width * 4
+    done = plan_of("--dtype", "float32", "--gpu", "cpu", "--prompt_tokens", 100, "--max_new_tokens", 28, "--max_rows", 4)
+    assert done.returncode == 0, done.stderr
+    assert "for 4 x 128 positions" in done.stdout and "prompts " in done.stdout and "decode " in done.stdout
+    assert f"(2 x {config.num_hidden_layers} layers x {heads} heads x {width} elements x 4 bytes)" in done.stdout
+    python = qlorapp.plan_generation(TINY, prompt_tokens=100, max_new_tokens=28, max_rows=4, dtype="float32", gpu="cpu")
+    assert str(python) in done.stdout
+    assert (python.bytes_per_token, python.rows, python.fits) == (per_token, 4, True)
+    assert python.cache_memory == 4 * 128 * per_token
+    assert set(python.phases) == {"load", "prompts", "decode"}
+    assert python.phases["decode"]["parts"]["keys and values"] == python.cache_memory
+
+
+def test_rows_of_a_plan_grow_with_its_memory():
+    size = {"prompt_tokens": 200, "max_new_tokens": 200, "dtype": "float32", "gpu": "cpu"}
+    small, large = (qlorapp.plan_generation(TINY, memory_budget=budget, **size) for budget in ("30MiB", "60MiB"))
+    assert 0 < small.most_rows < large.most_rows < 128
+    assert (small.rows, small.fits) == (small.most_rows, True)
+    assert large.most_rows - small.most_rows <= 30 * 2**20 / (400 * small.bytes_per_token)
+    none = qlorapp.plan_generation(TINY, memory_budget="1MiB", **size)
+    assert (none.most_rows, none.fits) == (0, False)
+    done = plan_of(
+        "--dtype", "float32", "--gpu", "cpu", "--prompt_tokens", 200, "--max_new_tokens", 200, "--memory_budget", "1MiB"
+    )
+    assert done.returncode == 3 and "fit together are 0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--batch", 2), "--batch has no effect on a generation"),
+        (("--learning_rate", 1e-3), "--learning_rate has no effect on a generation"),
+        (("--explain",), "exclude each other"),
+        (("--prompt_tokens", 500), "must fit the model's 512 positions"),
+        (("--max_rows", 0), "--max_rows must be from 1 to"),
+        (("--r", 4, "--adapter", "x"), "got both"),
+        (("--cache_memory", "1KB", "--prompt_tokens", 9), "give the cache more"),
+    ],
+)
+def test_plan_generate_refuses(options, message):
+    done = plan_of(*options)
+    assert done.returncode in (1, 2) and message in done.stderr, done.stderr
+
+
+def test_a_plan_s_rows_need_generate():
+    command = [BUILD / "qlorapp", "plan", "--model", TINY, "--prompt_tokens", "100"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode in (1, 2) and "--prompt_tokens needs --generate" in done.stderr
+
+
+def stopped_by_transformers(model, tokenizer, text, stop_strings, max_new_tokens=24):
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|eot_id|>")]
+    out = model.generate(
+        ids, do_sample=False, eos_token_id=ends, pad_token_id=ends[0], max_new_tokens=max_new_tokens,
+        stop_strings=stop_strings, tokenizer=tokenizer,
+    )  # fmt: skip
+    return out[0, ids.shape[1] :].tolist()
+
+
+def test_stop_strings_end_answers_where_transformers_does(model, tokenizer):
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    texts = ["Mia has", "The kite", "Where is the"]
+    whole = [one.text for one in qlorapp.generate(model, texts, tokenizer, raw=True, max_new_tokens=24)]
+    cut = 0
+    for number, text in enumerate(texts):
+        for begin in range(0, len(whole[number]) - 3, 3):
+            wanted = whole[number][begin : begin + 3]
+            expected = stopped_by_transformers(theirs, tokenizer, text, [wanted])
+            found = qlorapp.generate(model, [text], tokenizer, raw=True, max_new_tokens=24, stop_strings=wanted)[0]
+            assert found.token_ids == expected, (text, wanted)
+            assert found.finish_reason == "stop" and wanted in text + found.text
+            cut += len(expected) < 24
+    assert cut > 10
+    both = qlorapp.generate(model, texts, tokenizer, raw=True, max_new_tokens=24, stop_strings=[whole[0][4:7], whole[1][5:9]])
+    expected = [stopped_by_transformers(theirs, tokenizer, text, [whole[0][4:7], whole[1][5:9]]) for text in texts]
+    assert [one.token_ids for one in both] == expected
+
+
+def test_the_command_stops_at_stop_strings_and_names_those_that_never_matched(answer, tmp_path):
+    whole = answer("Mia has")
+    wanted = whole[6:9]
+    (found,) = lines(run("--raw", "--stop_strings", wanted, "--stop_strings=never, ever", text="Mia has"))
+    assert found["text"] == whole[: len(found["text"])] and len(found["text"]) < len(whole)
+    assert found["text"].index(wanted) + len(wanted) <= len(found["text"]) and found["finish_reason"] == "stop"
+    done = run("--raw", "--stop_strings", wanted, "--stop_strings=never, ever", text="Mia has\nMia has\n")
+    assert "stop string 'never, ever' never matched in 2 answers" in done.stderr and wanted not in done.stderr
+    listed = lines(run("--raw", "--stop_strings", json.dumps([wanted, "x, y"]), text="Mia has"))
+    assert listed[0]["text"] == found["text"]
+    (tmp_path / "options.json").write_text(json.dumps({"stop_strings": [wanted]}))
+    assert lines(run("--raw", "--config", tmp_path / "options.json", text="Mia has"))[0]["text"] == found["text"]
+    one = run("--raw", "--prompt", "Mia has", "--stop_strings", wanted)
+    assert one.stdout == found["text"] + "\n" and "never matched" not in one.stderr
+    never = run("--raw", "--prompt", "Mia has", "--stop_strings", "never")
+    assert never.stdout == whole + "\n" and "stop string 'never' never matched in 1 answer\n" in never.stderr
 
 
 # --- from Python
@@ -204,7 +350,60 @@ def test_python_samples_by_seed_and_place(model, tokenizer):
     assert draw(TEXTS[:2], 1) == first[:2]
 
 
+def test_python_s_stop_strings_work_where_transformers_computes_and_are_logged_if_they_never_match(tokenizer, caplog):
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    whole = qlorapp.generate(model, "Mia has", tokenizer, raw=True, max_new_tokens=12)[0]
+    options = {"raw": True, "max_new_tokens": 12, "stop_strings": [whole.text[5:8], "never"]}
+    with caplog.at_level("WARNING", logger="qlorapp"):
+        found = qlorapp.generate(model, "Mia has", tokenizer, **options)
+    assert "stop string 'never' never matched in 1 answer" in caplog.text
+    assert len(found[0].token_ids) < len(whole.token_ids) and found[0].finish_reason == "stop"
+    model.forward.engine.enabled = False
+    assert qlorapp.generate(model, "Mia has", tokenizer, **options) == found
+
+
+def test_python_s_deterministic_rows_are_those_of_each_prompt_alone(tokenizer):
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16)
+    texts = [
+        f"{name} puts the {what} near the mill." for name in ("Mia", "Olga", "Max") for what in ("kite", "boat", "lamp", "key")
+    ]
+    alone = [qlorapp.generate(model, text, tokenizer, raw=True, max_new_tokens=40)[0] for text in texts]
+    together = qlorapp.generate(model, texts, tokenizer, raw=True, max_new_tokens=40, deterministic=True)
+    assert list(together) == alone
+
+
+def test_a_native_model_s_generate_goes_beyond_the_positions_as_transformers_does(model, tokenizer):
+    """transformers warns there, and goes on. qlorapp.generate refuses."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    for rope in ({"rope_type": "default"}, {"rope_type": "dynamic", "factor": 2.0}):
+        torch.manual_seed(3)
+        config = LlamaConfig(
+            vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=24, eos_token_id=None, bos_token_id=None, pad_token_id=0,
+            rope_parameters={"rope_theta": 10000.0, **rope},
+        )  # fmt: skip
+        theirs = LlamaForCausalLM(config).eval()
+        with tempfile.TemporaryDirectory() as folder:
+            theirs.save_pretrained(folder)
+            ours = qlorapp.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        ids = torch.arange(1, 11)[None]
+        expected = theirs.generate(ids, max_new_tokens=40, do_sample=False)
+        assert ours.generate(ids, max_new_tokens=40, do_sample=False).tolist() == expected.tolist()
+        if rope["rope_type"] == "dynamic":  # for rows of any length
+            assert (
+                qlorapp.generate(ours, ids[0].tolist(), tokenizer, max_new_tokens=40)[0].token_ids == expected[0, 10:].tolist()
+            )
+        else:
+            with pytest.raises(
+                ValueError, match=r"prompts\[0\] of 10 tokens and max_new_tokens \(40\) must fit the model's 24 positions"
+            ):
+                qlorapp.generate(ours, ids[0].tolist(), tokenizer, max_new_tokens=40)
+
+
 def test_python_names_the_option(model, tokenizer):
+    with pytest.raises(ValueError, match="stop string must have a character"):
+        qlorapp.generate(model, "x", tokenizer, stop_strings=["a", ""])
     with pytest.raises(ValueError, match="system needs"):
         qlorapp.generate(model, "x", tokenizer, raw=True, system="s")
     with pytest.raises(ValueError, match="top_p must be in"):

@@ -12,7 +12,8 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,7 @@
 namespace qlorapp {
 
 class TextTools;
+struct Message;
 
 struct Prompt {
   std::vector<TokenId> ids;
@@ -35,6 +37,13 @@ struct PromptOptions {
   bool raw = false;     ///< No chat template for strings.
   std::string system;   ///< A message in front of conversations that have none; empty: none.
 };
+
+/// The tokens of a conversation up to the answer to its last message.
+/// @param date  as DatasetOptions::date_string.  @param functions  tools as JSON; empty: none.
+/// @throws ValueError for a conversation that the template refuses. @pre `tools` has a tokenizer and a template.
+[[nodiscard]] std::vector<TokenId> ids_of_conversation(std::span<const Message> messages, TextTools& tools,
+                                                       const std::optional<std::string>& date = {},
+                                                       const std::string& functions = {});
 
 /// @throws ValueError where the model has no chat template and `options.system` is set, or no tokenizer.
 [[nodiscard]] Prompt prompt_of(std::string_view text, const PromptOptions& options, TextTools& tools);

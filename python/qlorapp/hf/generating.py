@@ -2,6 +2,7 @@
 """Answers to many prompts at once, in C++."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +14,15 @@ from .forward import engine_of, served
 
 Message = dict[str, Any]
 
+_log = logging.getLogger("qlorapp")
+
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
     #: Without special tokens.
     text: str
     token_ids: list[int]
-    #: "stop" (a token that ends the text, which is in token_ids) or "length".
+    #: "stop" (a token or one of stop_strings ended the text, and is in it) or "length".
     finish_reason: str
     prompt_tokens: int
 
@@ -52,8 +55,10 @@ def generate(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     seed: int = 42,
+    stop_strings: str | Sequence[str] = (),
     max_rows: int = 128,
     cache_memory: int = 0,
+    deterministic: bool = False,
 ) -> Answers:
     """Answers prompts as `qlorapp generate` does: rows that end make room for those that wait, and common beginnings are computed once.
 
@@ -64,11 +69,15 @@ def generate(
         system: a message in front of strings.
         raw: strings are continued as they are.
         do_sample: None means True with temperature, top_k, top_p or min_p. Samples follow `seed` and the prompt's place in the list.
+        stop_strings: an answer ends with the token that completes one of them, as in transformers' generate(); the string stays in the
+            text. One that never ends an answer is logged.
         max_rows: computed at once, at most.
-        cache_memory: bytes of keys and values, at most. 0: what is free of a GPU.
+        cache_memory: bytes of keys and values, at most. 0: the memory that is free on the model's device, less a tenth.
+        deterministic: rows are computed one after the other, so that each has the bits of its prompt alone. Slower with several prompts.
 
     Raises:
-        ValueError: for an option out of range, or a row that cache_memory does not hold.
+        ValueError: for an option out of range, a prompt that with max_new_tokens has more tokens than the model has positions, or a row that
+            cache_memory does not hold.
     """
     if tokenizer is None:
         from transformers import AutoTokenizer
@@ -83,6 +92,10 @@ def generate(
     }  # fmt: skip
     options = _C.SamplingOptions(**sampling, seed=seed)
     ends = _ends_of(model, tokenizer)
+    texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+    stops = _C.StopStrings(texts, lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+    for number, row in enumerate(rows):
+        stops.begin(number, row)
     base = model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
     engine, found = engine_of(base), None
     began = time.perf_counter()
@@ -91,17 +104,21 @@ def generate(
         if engine is not None and engine.enabled and not _has_virtual_tokens(model) and served(engine, base, lambda: True):
             found = _C.generate(
                 engine.core, rows, max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, eos_token_ids=ends,
-                sampling=options, max_rows=max_rows, cache_bytes=cache_memory,
+                sampling=options, on_token=(lambda row, token: not stops.add(row, token)) if texts else None, max_rows=max_rows,
+                cache_bytes=cache_memory, deterministic=deterministic,
             )  # fmt: skip
         if found is None:
             torch.manual_seed(seed)
             given = {**sampling, "max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens}
-            found = [_through_transformers(model, row, ends, given) for row in rows]
+            found = [_through_transformers(model, row, ends, _Stops(stops, number), given) for number, row in enumerate(rows)]
     seconds = time.perf_counter() - began
-    answers = Answers(
-        Answer(tokenizer.decode(new, skip_special_tokens=True), new, "stop" if new[-1] in ends else "length", len(row))
-        for row, new in zip(rows, found, strict=True)
-    )
+    for line in stops.unmatched():
+        _log.warning("[generate] %s", line)
+    answers = Answers()
+    for number, (row, new) in enumerate(zip(rows, found, strict=True)):
+        stopped = new[-1] in ends or stops.ended(number)
+        text = tokenizer.decode(new, skip_special_tokens=True)
+        answers.append(Answer(text, new, "stop" if stopped else "length", len(row)))
     answers.seconds = seconds
     return answers
 
@@ -134,7 +151,17 @@ def _has_virtual_tokens(model: Any) -> bool:
     return any(config.is_prompt_learning for config in getattr(model, "peft_config", {}).values())
 
 
-def _through_transformers(model: Any, row: list[int], ends: list[int], given: dict[str, Any]) -> list[int]:
+class _Stops:
+    """A stopping criterion of transformers over one row."""
+
+    def __init__(self, stops: _C.StopStrings, row: int) -> None:
+        self._stops, self._row = stops, row
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.tensor([self._stops.add(self._row, int(input_ids[0, -1]))], device=input_ids.device)
+
+
+def _through_transformers(model: Any, row: list[int], ends: list[int], stops: _Stops, given: dict[str, Any]) -> list[int]:
     ids = torch.tensor([row], device=model.device)
     sampling = ("temperature", "top_k", "top_p", "min_p")
     if not given["do_sample"]:
@@ -144,6 +171,7 @@ def _through_transformers(model: Any, row: list[int], ends: list[int], given: di
         attention_mask=torch.ones_like(ids),
         eos_token_id=ends or None,
         pad_token_id=ends[0] if ends else 0,
+        stopping_criteria=[stops],
         **given,
     )
     return list(out[0, len(row) :].tolist())
