@@ -116,15 +116,15 @@ class Session {
   void answer() {
     const std::vector<TokenId> tokens = ids_of_conversation(messages_, tools_);
     const std::vector<int64_t> ids(tokens.begin(), tokens.end());
-    const int64_t left = position_limit(model_.config()) - std::ssize(ids);
-    if (left < 1) {
+    const int64_t positions = position_limit(model_.config());
+    if (std::ssize(ids) >= positions) {
       print_line(stdout, message("the conversation has {} tokens, and the model {} positions: /reset begins a new one", ids.size(),
-                                 position_limit(model_.config())));
+                                 positions));
       messages_.pop_back();
       return;
     }
     GenerateOptions options = options_.generate;
-    options.max_new_tokens = std::min(options.max_new_tokens, left);
+    options.fits_positions = true;
     StopStrings stops = options_.stops(tools_);
     stops.begin(0, tokens);
     GrowingText shown(tools_, [&](std::string_view piece) { show(piece, terminal_); });

@@ -145,7 +145,7 @@ bool CommandLine::has_option(std::string_view name) const {
 void CommandLine::texts(const std::string& name, std::vector<std::string>& into, std::string doc) {
   option(name, into, std::move(doc));
   CommandOption& added = options_.back();
-  added.type = "TEXT …";
+  added.type = "TEXT";
   added.is_list = false;
   added.is_repeated = true;
   added.parse_text = [](const std::string& text) { return detail::json_list(text).value_or(format::Json::array({text})); };

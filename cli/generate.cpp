@@ -134,6 +134,7 @@ int answer_all(CausalLM& model, FolderText& tools, const std::vector<Prompt>& pr
 void settle_memory(const AnsweringModel& model, const std::vector<Prompt>& prompts, GenerateOptions& options) {
   GenerationRows rows{.prompts = {},
                       .max_new_tokens = options.max_new_tokens,
+                      .fits_positions = options.fits_positions,
                       .max_rows = options.deterministic ? 1 : options.max_rows,
                       .cache = {options.cache_bytes},
                       .sampling = options.sampling,

@@ -11,7 +11,8 @@
 namespace qlorapp::cli {
 
 void GenerationOptions::add_to(CommandLine& line) {
-  line.option("max_new_tokens", generate.max_new_tokens, "maximum number of new tokens");
+  line.option("max_new_tokens", generate.max_new_tokens,
+              "maximum number of new tokens; unset: fewer where the model has no more positions");
   line.option("min_new_tokens", generate.min_new_tokens, "minimum number of new tokens");
   line.option("do_sample", generate.sampling.do_sample,
               "sample tokens by their probability instead of choosing the most probable; "
@@ -36,6 +37,7 @@ void GenerationOptions::settle(const CommandLine& line) {
     if (!line.given("do_sample")) generate.sampling.do_sample = true;
     if (!generate.sampling.do_sample) log_warning(message("[generate] --{} has no effect with --do_sample false", name));
   }
+  generate.fits_positions = !line.given("max_new_tokens");
   QLORAPP_CHECK_VALUE(seed >= 0, "[seed] must be an integer >= 0; got {}.", seed);
   generate.sampling.seed = static_cast<uint64_t>(seed);
   generate.sampling.validate();

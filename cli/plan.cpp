@@ -162,15 +162,13 @@ PlanOptions parse_plan(const Arguments& arguments) {
               "with --hours: write the configuration to this file, for qlorapp train --config");
   line.option("data", options.data, "training rows named in the written configuration");
   line.option("output", options.output, "output folder named in the written configuration");
-  line.option("generate", options.generates,
-              "plan the answers to prompts, as qlorapp generate computes them, in place of a training run");
+  line.option("generate", options.generates, "plan the answers of qlorapp generate in place of a training run");
   line.option("adapter", options.adapter,
               "with --generate: PEFT adapter folder; unset: the adapter of --r …, or none if none of these is given");
   line.option("prompt_tokens", options.prompt_tokens, "with --generate: tokens of each prompt");
   line.option("max_new_tokens", options.rows.max_new_tokens, "with --generate: maximum number of new tokens");
   line.option("max_rows", options.rows.max_rows, "with --generate: prompts that are computed at once, at most");
-  line.option("cache_memory", options.cache_memory,
-              "with --generate: of keys and values, at most, as 4GB; unset: what the memory leaves to them");
+  line.option("cache_memory", options.cache_memory, "with --generate: of keys and values, at most, as 4GB");
   line.option("do_sample", options.do_sample, "with --generate: plan for sampling with top_p, which sorts the logits");
   line.option("measure", options.measured,
               "load the model, run one step and print both measured peaks; --svg draws them over the plan");
@@ -185,11 +183,10 @@ PlanOptions parse_plan(const Arguments& arguments) {
   line.unused(unused_lora_options());
   line.group("Model and card", {"model", "defaults", "load_in_4bit", "requantize", "dtype", "gpu", "gpu_architecture",
                                 "gpu_bandwidth", "gpu_tflops", "context"});
-  line.group("Output", {"explain", "compare", "measure", "svg"});
+  line.group("Output", {"explain", "compare", "generate", "measure", "svg"});
   line.group("A configuration for a deadline",
              {"hours", "gpus", "dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"});
-  line.group("Answers", {"generate", "adapter", "prompt_tokens", "max_new_tokens", "max_rows", "cache_memory", "do_sample"});
-  line.group("Rows", {"batch", "seq", "packing"});
+  line.group("Rows", {"batch", "seq", "packing", "prompt_tokens", "max_new_tokens", "max_rows", "cache_memory"});
   group_training_fields(line);
   line.parse(arguments);
   if (is_hub_name(options.model)) {

@@ -516,7 +516,7 @@ def export_model(model: str, adapter: str, *, gguf: str='', gguf_adapter: str=''
 def forward_cached(model: CausalLM, cache: GenerationCache, tokens: torch.Tensor, counts: collections.abc.Sequence[typing.SupportsInt], every_token: bool=False) -> torch.Tensor:
     """A forward pass over all rows that appends to the cache, which grows as needed."""
 
-def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable[..., typing.Any] | None=None, on_end: collections.abc.Callable[..., typing.Any] | None=None, max_rows: typing.SupportsInt=128, cache_bytes: typing.SupportsInt=0, deterministic: bool=False) -> list[list[int]]:
+def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable[..., typing.Any] | None=None, on_end: collections.abc.Callable[..., typing.Any] | None=None, max_rows: typing.SupportsInt=128, cache_bytes: typing.SupportsInt=0, deterministic: bool=False, fits_positions: bool=False) -> list[list[int]]:
     """The new tokens of each prompt; on_token(row, token) returning False ends a row, on_end(row, tokens) gets it when it has ended. include/qlorapp/nn/generate.hpp."""
 
 def gguf_of(folder: str) -> str:

@@ -189,7 +189,7 @@ def plan_generation(
             prompt_tokens=_size("prompt_tokens", prompt_tokens),
             max_new_tokens=_size("max_new_tokens", max_new_tokens),
             max_rows=max_rows,
-            cache_memory=_bytes("cache_memory", cache_memory) if cache_memory else 0,
+            cache_memory=(_bytes("cache_memory", cache_memory) or 0) if cache_memory else 0,
             do_sample=do_sample,
             gpu=gpu,
             memory_budget=_bytes("memory_budget", memory_budget),

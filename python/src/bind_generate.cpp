@@ -29,8 +29,9 @@ std::vector<std::vector<int64_t>> generate_rows(CausalLM& model, const std::vect
                                                 int64_t max_new_tokens, int64_t min_new_tokens, std::vector<int64_t> eos_token_ids,
                                                 const SamplingOptions& options, const std::optional<py::function>& on_token,
                                                 const std::optional<py::function>& on_end, int64_t max_rows, int64_t cache_bytes,
-                                                bool deterministic) {
+                                                bool deterministic, bool fits_positions) {
   GenerateOptions all{.max_new_tokens = max_new_tokens,
+                      .fits_positions = fits_positions,
                       .min_new_tokens = min_new_tokens,
                       .eos_token_ids = std::move(eos_token_ids),
                       .sampling = options,
@@ -113,7 +114,7 @@ void bind_generate(py::module_& m) {
   m.def("generate", &generate_rows, py::arg("model"), py::arg("prompts"), py::kw_only(), py::arg("max_new_tokens"),
         py::arg("min_new_tokens") = 0, py::arg("eos_token_ids") = std::vector<int64_t>{}, py::arg("sampling") = SamplingOptions{},
         py::arg("on_token") = std::nullopt, py::arg("on_end") = std::nullopt, py::arg("max_rows") = GenerateOptions{}.max_rows,
-        py::arg("cache_bytes") = 0, py::arg("deterministic") = false,
+        py::arg("cache_bytes") = 0, py::arg("deterministic") = false, py::arg("fits_positions") = false,
         "The new tokens of each prompt; on_token(row, token) returning False ends a row, on_end(row, tokens) gets it when it has "
         "ended. include/qlorapp/nn/generate.hpp.");
   m.def(

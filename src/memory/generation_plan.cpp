@@ -16,6 +16,7 @@
 #include "nn/generation_cache.hpp"
 #include "nn/generation_size.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/nn/generate.hpp"
 #include "rehearse_load.hpp"
 #include "replay.hpp"
 #include "report_text.hpp"
@@ -40,9 +41,12 @@ void check(const GenerationRows& rows) {
   rows.sampling.validate();
 }
 
-std::vector<int64_t> positions_of(const GenerationRows& rows) {
+std::vector<int64_t> positions_of(const PlanSettings& settings, const GenerationRows& rows) {
+  GenerateOptions options;
+  options.max_new_tokens = rows.max_new_tokens;
   std::vector<int64_t> positions;
-  for (const int64_t prompt : rows.prompts) positions.push_back(prompt + rows.max_new_tokens);
+  for (const int64_t prompt : rows.prompts)
+    positions.push_back(prompt + (rows.fits_positions ? new_tokens_of(settings.model, prompt, options) : rows.max_new_tokens));
   return positions;
 }
 
@@ -101,7 +105,7 @@ class Rehearsal {
     pass(model, cache, first_prompts(rows.prompts, size.rows), 0);
     ops::mark_phase(MemoryPhase::kDecode);
     cache.lengths.assign(cache.lengths.size(), size.longest - 1);
-    const auto together = static_cast<size_t>(most_at_once(positions_of(rows), size));
+    const auto together = static_cast<size_t>(most_at_once(positions_of(settings, rows), size));
     pass(model, cache, std::vector<int64_t>(together, 1), rows.max_new_tokens - 1);
     events = tape.events().size();
   }
@@ -133,8 +137,8 @@ class Rehearsal {
 /// @param together  rows that may be computed together.
 GenerationPlan plan_rows(const PlanSettings& settings, const GenerationRows& rows, int64_t together, Bytes room, bool whole) {
   const Bytes position = cache_per_position(settings.model, settings.compute_dtype);
-  const GenerationSize size = generation_size(positions_of(rows), rows.max_new_tokens, std::min(together, rows.max_rows), position,
-                                              rows.cache.count > 0 ? rows.cache : kNoLimit);
+  const GenerationSize size = generation_size(positions_of(settings, rows), rows.max_new_tokens, std::min(together, rows.max_rows),
+                                              position, rows.cache.count > 0 ? rows.cache : kNoLimit);
   const Rehearsal rehearsal(settings, rows, size);
   const auto replayed = [&](std::optional<Bytes> limit) {
     return replay(rehearsal.tape, rehearsal.loaded_events, rehearsal.events, settings.device, limit);
@@ -181,6 +185,7 @@ int64_t largest_rows(const PlanSettings& settings, const GenerationRows& rows, B
 namespace {
 
 Bytes base_of(const MemoryParts& parts) { return parts_of(parts, {MemoryUse::kCodes, MemoryUse::kScales, MemoryUse::kDense}); }
+std::string rows_text(const GenerationPlan& plan) { return plan.rows == 1 ? "a row" : message("{} rows", plan.rows); }
 Bytes adapters_of(const MemoryParts& parts) { return parts_of(parts, {MemoryUse::kAdapters, MemoryUse::kGradients}); }
 
 }  // namespace
@@ -193,9 +198,8 @@ void require_fit(const GenerationPlan& plan, const GenerationRows& rows) {
   throw ValueError(message(
       "[generate] {} of up to {} positions need {} with the model (base {}, adapters {}, keys and values {}, other {}); {} may be "
       "used. {}Shorten the prompts, lower max_new_tokens ({}), or choose a device with more memory.",
-      plan.rows == 1 ? std::string("a row") : message("{} rows", plan.rows), plan.longest, to_string(plan.memory.peak_reserved()),
-      to_string(base), to_string(adapters), to_string(cache), to_string(rest), to_string(plan.room),
-      rows.cache.count > 0 ? "Lower or leave out cache_memory. " : "", rows.max_new_tokens));
+      rows_text(plan), plan.longest, to_string(plan.memory.peak_reserved()), to_string(base), to_string(adapters), to_string(cache),
+      to_string(rest), to_string(plan.room), rows.cache.count > 0 ? "Lower or leave out cache_memory. " : "", rows.max_new_tokens));
 }
 
 std::string summary_line(const GenerationPlan& plan, const PlanSettings& settings) {
@@ -214,10 +218,10 @@ std::string cache_text(const GenerationPlan& plan, const PlanSettings& settings)
   const format::ModelConfig& model = settings.model;
   return message(
       "keys and values: {} per token (2 x {} layers x {} heads x {} elements x {} bytes), {} per row of {} positions\n"
-      "cache_memory: {} for {} rows together\n",
+      "cache_memory: {}, {} at once\n",
       to_string(plan.position), model.num_hidden_layers, model.num_key_value_heads, model.head_dim,
       c10::elementSize(settings.compute_dtype), to_string(plan.position * plan.longest), plan.longest, to_string(plan.cache),
-      plan.rows);
+      rows_text(plan));
 }
 
 }  // namespace qlorapp

@@ -97,7 +97,8 @@ class Generation {
   /// Among the caller's prompts.
   [[nodiscard]] int64_t number_of(size_t row) const { return first_ + static_cast<int64_t>(row); }
   [[nodiscard]] bool is_penalized() const { return options_.sampling.repetition_penalty != 1.0; }
-  [[nodiscard]] int64_t room_of(size_t row) const { return std::ssize(prompts_[row]) + options_.max_new_tokens; }
+  [[nodiscard]] int64_t room_of(size_t row) const { return std::ssize(prompts_[row]) + most_of(row); }
+  [[nodiscard]] int64_t most_of(size_t row) const { return new_tokens_of(model_.config(), std::ssize(prompts_[row]), options_); }
   [[nodiscard]] Angles angles_of_row(size_t row) const {
     return angles_of(model_.config(), std::ssize(prompts_[row]), room_of(row));
   }
@@ -221,7 +222,7 @@ class Generation {
     const int64_t row = number_of(*own.row);
     const bool ended = std::ranges::find(options_.eos_token_ids, token) != options_.eos_token_ids.end();
     const bool wanted = !options_.on_token || options_.on_token(row, token);
-    if (!ended && wanted && std::ssize(text) < options_.max_new_tokens) return;
+    if (!ended && wanted && std::ssize(text) < most_of(*own.row)) return;
     arena_.give_back(cache_.start(seat), room_of(*own.row));
     own.row.reset();
     --taken_;
@@ -307,12 +308,16 @@ void check_generation(const format::ModelConfig& config, const Prompts& prompts,
                           i, vocabulary, prompt[i]);
     }
     const int64_t tokens = std::ssize(prompt), left = positions - tokens;
-    QLORAPP_CHECK_VALUE(options.max_new_tokens <= left,
+    QLORAPP_CHECK_VALUE(left > 0 && (options.fits_positions || options.max_new_tokens <= left),
                         "[generate] prompts[{}] of {} tokens and max_new_tokens ({}) must fit the model's {} positions. {}.", row,
                         tokens, options.max_new_tokens, positions,
                         left > 0 ? message("Lower max_new_tokens to {}, or shorten the prompt", left)
                                  : message("Shorten the prompt to fewer than {} tokens", positions));
   }
+}
+
+int64_t new_tokens_of(const format::ModelConfig& config, int64_t prompt_tokens, const GenerateOptions& options) {
+  return std::min(options.max_new_tokens, position_limit(config) - prompt_tokens);
 }
 
 std::vector<std::vector<int64_t>> generate(CausalLM& model, const std::vector<std::vector<int64_t>>& prompts,

@@ -18,7 +18,7 @@ MUTANTS = [
     *within(
         "generate",
         "src/nn/generate.cpp",
-        ("positions", "options.max_new_tokens <= left", "options.max_new_tokens <= left + 1", POSITIONS),
+        ("positions", "options.max_new_tokens <= left)", "options.max_new_tokens <= left + 1)", POSITIONS),
         (
             "alone",
             "options.deterministic ? generate_alone(model, prompts, options) : ",

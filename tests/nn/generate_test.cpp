@@ -118,8 +118,21 @@ TEST_CASE("a prompt above the model's positions is named with its numbers and th
   REQUIRE_THROWS_WITH(generate(model, Prompts{{1, 2, 3, 4}, {1}, long_prompt}, options),
                       Catch::Matchers::ContainsSubstring("prompts[2] of 64 tokens") &&
                           Catch::Matchers::EndsWith("Shorten the prompt to fewer than 64 tokens."));
+  options.fits_positions = true;
+  REQUIRE_THROWS_WITH(generate(model, Prompts{{1}, long_prompt}, options),
+                      Catch::Matchers::ContainsSubstring("prompts[1] of 64 tokens"));
+  options.fits_positions = false;
   options.on_token = {};
   REQUIRE(generate(model, Prompts{{1, 2, 3, 4}}, options).front().size() == 60);
+
+  // Or each row ends where the positions do.
+  options.fits_positions = true;
+  options.cache_bytes = (64 + 61) * cache_bytes_per_position(model);
+  options.max_rows = 2;
+  const auto rows = generate(model, Prompts{short_prompt, {1}, std::vector<int64_t>(63, 1)}, options);
+  CHECK(rows[0].size() == 59);
+  CHECK(rows[1].size() == 60);
+  CHECK(rows[2].size() == 1);
 }
 
 TEST_CASE("positions go as far as each rotation is made for", "[nn][cpu]") {

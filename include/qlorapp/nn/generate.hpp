@@ -18,7 +18,9 @@
 namespace qlorapp {
 
 struct GenerateOptions {
-  int64_t max_new_tokens = 128;        ///< >= 1.
+  int64_t max_new_tokens = 128;  ///< >= 1.
+  /// A row has as many new tokens as the model's positions leave it, if that is fewer than max_new_tokens. Otherwise such a row is refused.
+  bool fits_positions = false;
   int64_t min_new_tokens = 0;          ///< Before that many no eos token is chosen.
   std::vector<int64_t> eos_token_ids;  ///< Any of them ends the text; it is returned as the last token.
   SamplingOptions sampling;
@@ -38,10 +40,13 @@ struct GenerateOptions {
 [[nodiscard]] int64_t position_limit(const format::ModelConfig& config);
 
 /// What generate() checks of its arguments before it computes: needs no weights, so that a caller can ask before it loads them.
-/// @throws ValueError naming the position of a token outside the vocabulary, the option that is out of range, or the prompt that has with
-/// max_new_tokens more positions than position_limit().
+/// @throws ValueError naming the position of a token outside the vocabulary, the option that is out of range, or the prompt that leaves
+/// no position for a new token, or fewer than max_new_tokens without fits_positions.
 void check_generation(const format::ModelConfig& config, const std::vector<std::vector<int64_t>>& prompts,
                       const GenerateOptions& options);
+
+/// The most new tokens of a prompt of so many: max_new_tokens, or what the positions leave.
+[[nodiscard]] int64_t new_tokens_of(const format::ModelConfig& config, int64_t prompt_tokens, const GenerateOptions& options);
 
 /// @param prompts  token ids, at least one each, all in the vocabulary.
 /// @returns the new tokens of each prompt. Synchronizes once a pass of one token a row.

@@ -46,7 +46,7 @@ def generate(
     *,
     system: str = "",
     raw: bool = False,
-    max_new_tokens: int = 128,
+    max_new_tokens: int | None = None,
     min_new_tokens: int = 0,
     do_sample: bool | None = None,
     temperature: float = 1.0,
@@ -68,6 +68,7 @@ def generate(
         tokenizer: None loads the one that lies beside the model.
         system: a message in front of strings.
         raw: strings are continued as they are.
+        max_new_tokens: of each answer. None: 128, or fewer where the model has no more positions.
         do_sample: None means True with temperature, top_k, top_p or min_p. Samples follow `seed` and the prompt's place in the list.
         stop_strings: an answer ends with the token that completes one of them, as in transformers' generate(); the string stays in the
             text. One that never ends an answer is logged.
@@ -84,6 +85,7 @@ def generate(
 
         tokenizer = AutoTokenizer.from_pretrained(model.config.name_or_path)
     rows = [_ids_of(prompt, tokenizer, system, raw) for prompt in _as_list(prompts)]
+    most = 128 if max_new_tokens is None else max_new_tokens
     if do_sample is None:
         do_sample = (temperature, top_k, top_p, min_p) != (1.0, 0, 1.0, 0.0)
     sampling: dict[str, Any] = {
@@ -103,13 +105,13 @@ def generate(
         # Outside of served(): what C++ refuses here, transformers is not to try.
         if engine is not None and engine.enabled and not _has_virtual_tokens(model) and served(engine, base, lambda: True):
             found = _C.generate(
-                engine.core, rows, max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, eos_token_ids=ends,
+                engine.core, rows, max_new_tokens=most, min_new_tokens=min_new_tokens, eos_token_ids=ends,
                 sampling=options, on_token=(lambda row, token: not stops.add(row, token)) if texts else None, max_rows=max_rows,
-                cache_bytes=cache_memory, deterministic=deterministic,
+                cache_bytes=cache_memory, deterministic=deterministic, fits_positions=max_new_tokens is None,
             )  # fmt: skip
         if found is None:
             torch.manual_seed(seed)
-            given = {**sampling, "max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens}
+            given = {**sampling, "max_new_tokens": most, "min_new_tokens": min_new_tokens}
             found = [_through_transformers(model, row, ends, _Stops(stops, number), given) for number, row in enumerate(rows)]
     seconds = time.perf_counter() - began
     for line in stops.unmatched():
