@@ -154,6 +154,7 @@ std::vector<Ids> answers_of(Form& form, const std::vector<Prompt>& prompts, int6
   for (const Prompt& prompt : prompts) ids.push_back(prompt.ids);
   GenerateOptions options;
   options.max_new_tokens = most;
+  options.fits_positions = true;  // a long prompt has a shorter answer in every form
   options.eos_token_ids = form.ends;
   return generate(form.model, ids, options);
 }
