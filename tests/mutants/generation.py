@@ -29,7 +29,7 @@ MUTANTS = [
     *within(
         "plan_answers",
         "src/memory/generation_plan.cpp",
-        ("fewer", "largest_that(most - 1,", "largest_that((most - 1) / 2,", PLAN),
+        ("fewer", "std::max<int64_t>(together, 1)", "std::max<int64_t>(together - 1, 1)", PLAN),
         ("cache", "tape.label(block.values, MemoryUse::kCache);", "", cpp("memory", "keys and values are counted")),
     ),
 ]
