@@ -37,7 +37,7 @@ AnsweringModel::AnsweringModel(ModelOptions& model, GenerationOptions& options, 
 }
 
 PlanSettings AnsweringModel::plan_settings() const {
-  PlanSettings settings = model_.plan_settings(config_, computed_.dtype);
+  PlanSettings settings = model_.plan_settings(model_.config(), computed_.dtype);  // that is loaded, before the adapter's tables
   if (has_adapter()) settings.lora = lora_of_adapter(adapters_.front());
   return settings;
 }
