@@ -105,7 +105,8 @@ std::set<std::string> adopt_saved_tables(CausalLM& model, const AdapterFile& ada
 }
 
 int64_t adapter_vocab_size(const std::string& folder, int64_t vocab_size) {
-  const SavedTables tables = saved_tables(open_adapter(folder));
+  const AdapterFile adapter = open_adapter(folder);  // the tables are entries of it
+  const SavedTables tables = saved_tables(adapter);
   for (const format::TensorEntry* table : {tables.embed_tokens, tables.lm_head}) {
     if (table != nullptr) return table->shape.at(0);
   }
@@ -113,7 +114,8 @@ int64_t adapter_vocab_size(const std::string& folder, int64_t vocab_size) {
 }
 
 bool brings_tables(const std::string& folder, int64_t vocab_size) {
-  const SavedTables tables = saved_tables(open_adapter(folder));
+  const AdapterFile adapter = open_adapter(folder);  // the tables are entries of it
+  const SavedTables tables = saved_tables(adapter);
   return tables.own_embed_tokens || tables.own_lm_head || tables.resize(vocab_size);
 }
 
