@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 
+#include "answer_report.hpp"
 #include "command.hpp"
 #include "command_defaults.hpp"
 #include "core/check.hpp"
@@ -103,6 +104,10 @@ Run parse_train(const Arguments& arguments) {
   QLORAPP_CHECK_VALUE(!evaluates || has_eval_rows,
                       "[train] {} needs rows to evaluate on. Give --eval_data FILE or --val_size N, or leave the option out.",
                       options.args.eval_on_start ? "--eval_on_start" : message("--eval_strategy {}", options.args.eval_strategy));
+  QLORAPP_CHECK_VALUE(
+      options.args.eval_generate.value_or(0) == 0 || has_eval_rows,
+      "[train] --eval_generate {} needs rows to evaluate on. Give --eval_data FILE or --val_size N, or leave the option out.",
+      options.args.eval_generate.value_or(0));
   if (options.args.use_cpu) options.model.device = "cpu";
   QLORAPP_CHECK_VALUE(options.args.base_sharding == "no" || options.launch.size > 1,
                       "[ranks] --base_sharding {} divides the base over several processes; this is one. Start them with torchrun "
@@ -396,11 +401,14 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
       if (told) told(record, control);
     };
   }
+  AnswerReport answers(model, tools, eval_data.examples, writes);
+  answers.add_to(callbacks, options.args, resume_from.has_value());
   callbacks.stop_now = [] { return StopSignals::received() != 0; };
   Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, std::move(callbacks), ranks);
   if (folder) trainer.use_folder(folder);
   trainer.use_text(std::move(text));
   report.watch(trainer);
+  answers.watch(trainer);
   log_info(message("{} steps of {} x {} rows{}{}", trainer.max_steps(), trainer.args().per_device_train_batch_size,
                    trainer.args().gradient_accumulation_steps,
                    ranks->size() > 1 ? message(" on each of {} processes", ranks->size()) : std::string(),
@@ -418,6 +426,9 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   if (ranks->is_first()) until_stopped(options.output, has_stepped, [&] { trainer.save_model(options.output); });
   log_info(
       message("adapter written to {}; peak host memory {}", options.output, peak_text(before_loading, trainer, model.device())));
+  if (ranks->is_first()) {
+    for (const std::string& line : answers.compare()) report.line(line);
+  }
   if (const std::string line = trainer.trend(); !line.empty() && ranks->is_first()) log_warning(line);
   return 0;
 }

@@ -19,8 +19,8 @@ void add_help_groups(CommandLine& line) {
   line.group("Output", {"output", "overwrite_output_dir", "resume_from_checkpoint", "init_adapter", "dry_run"});
   group_training_fields(line);
   line.group("Logging, evaluation, checkpoints",
-             {"logging_steps", "eval_strategy", "eval_steps", "per_device_eval_batch_size", "save_strategy", "save_steps",
-              "save_total_limit", "load_best_model_at_end", "report_to"});
+             {"logging_steps", "eval_strategy", "eval_steps", "per_device_eval_batch_size", "eval_generate", "save_strategy",
+              "save_steps", "save_total_limit", "load_best_model_at_end", "report_to"});
 }
 
 }  // namespace

@@ -48,6 +48,11 @@ class Accumulator:
         This process's share: sum it over all processes. Does not synchronize. Raises ValueError if the loss of a micro-batch of the window is missing.
                 """
 
+class AnswerFile:
+    """eval_answers.jsonl; src/train/answer_file.hpp."""
+    def __init__(self, folder: str, resumed_at: typing.SupportsInt | None) -> None: ...
+    def add(self, step: typing.SupportsInt, lines: str, data: str='') -> None: ...
+
 class BackgroundCommit:
     """src/io/background_commit.hpp: one checkpoint at a time, on a thread."""
     def __init__(self) -> None: ...
@@ -150,6 +155,16 @@ class CheckpointWriter:
         """Its path."""
     def discard(self) -> None: ...
 
+class Comparison:
+    """include/qlorapp/train/comparison.hpp"""
+    def __init__(self, *, eval_rows: typing.SupportsInt, answers: typing.SupportsInt, neutral_tokens: typing.SupportsInt, base: collections.abc.Mapping[str, typing.SupportsFloat | None] | None, adapter: collections.abc.Mapping[str, typing.SupportsFloat | None]) -> None:
+        """base and adapter: {"eval_loss", "neutral_loss", "exact_matches", "stopped"}, the last two counts; None: not measured."""
+    @property
+    def is_empty(self) -> bool: ...
+    def json(self) -> str: ...
+    def table(self) -> list[str]: ...
+    def write_svg(self, folder: str) -> None: ...
+
 class FolderUpdate:
     """src/files/folder_update.hpp: files that are replaced together."""
     def __init__(self, folder: str, guard: str) -> None: ...
@@ -218,6 +233,23 @@ class GradScaler:
     def load_state_dict(self, state_dict: dict[typing.Any, typing.Any]) -> None: ...
     def __getstate__(self, /) -> tuple[typing.Any, ...]: ...
     def __setstate__(self, arg0: tuple[typing.Any, ...]) -> None: ...
+
+class HeldOutQuestion:
+    """include/qlorapp/train/answer_rows.hpp"""
+    @property
+    def row(self) -> int: ...
+    @property
+    def prompt(self) -> list[int]: ...
+    @property
+    def expected(self) -> list[int]: ...
+
+class JudgedAnswers:
+    """include/qlorapp/train/answer_rows.hpp"""
+    @property
+    def exact_matches(self) -> int: ...
+    @property
+    def stopped(self) -> int: ...
+    def lines(self, step: typing.SupportsInt, data: str='') -> str: ...
 
 class LoraLinear:
     """include/qlorapp/nn/lora_linear.hpp"""
@@ -494,6 +526,9 @@ def check_training_arguments(json: str) -> None: ...
 def checkpoint(run: collections.abc.Callable[..., typing.Any], inputs: collections.abc.Sequence[torch.Tensor | None], keep_linear_outputs: bool=False) -> list[torch.Tensor]:
     """Outputs of run(*inputs), of which backward keeps the inputs only; include/qlorapp/nn/checkpointed_block.hpp."""
 
+def choose_questions(rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], count: typing.SupportsInt, eos_token_ids: collections.abc.Sequence[typing.SupportsInt], positions: typing.SupportsInt) -> list[HeldOutQuestion]:
+    """Of rows [(input_ids, labels)]; include/qlorapp/train/answer_rows.hpp."""
+
 def choose_tokens(logits: torch.Tensor, rows: collections.abc.Sequence[typing.SupportsInt], position: typing.SupportsInt, sampling: SamplingOptions) -> list[int]: ...
 
 def command_defaults() -> str:
@@ -528,6 +563,9 @@ def is_gguf_file(path: str) -> bool:
 def is_staging(folder: str) -> bool:
     """Whether a FolderUpdate or CheckpointWriter fills this folder and commits it as a whole."""
 
+def judge_answers(questions: collections.abc.Sequence[HeldOutQuestion], generated: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], eos_token_ids: collections.abc.Sequence[typing.SupportsInt], decode: collections.abc.Callable[[collections.abc.Sequence[typing.SupportsInt], bool], str]) -> JudgedAnswers:
+    """decode(ids, skip_special_tokens) → text; include/qlorapp/train/answer_rows.hpp."""
+
 def largest_batch(model: CausalLM, length: typing.SupportsInt, room: typing.SupportsInt, most: typing.SupportsInt, *, optimizer_is_8bit: bool, evaluates: bool) -> int: ...
 
 def load_model(folder: str, *, compute_dtype: torch.dtype, load_in_4bit: bool=True, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], device: torch.device=..., keep_blocks: bool=True, base_on_host: bool=False, shard_over: str='', of_node: bool=False, progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> CausalLM:
@@ -558,6 +596,8 @@ def model_path(folder: str) -> str:
     """include/qlorapp/io/gguf.hpp."""
 
 def native_architectures() -> list[str]: ...
+
+def neutral_text() -> str: ...
 
 def newest_checkpoint(output_dir: str) -> tuple[str | None, list[str]]:
     """(path or None, newer ones that were skipped, each with the reason)"""

@@ -68,6 +68,7 @@ if _TYPE_CHECKING:
         AutoModelForSequenceClassification,
         AutoPeftModelForCausalLM,
     )
+    from .hf.eval_generate import EvalGenerate
     from .hf.generating import Answer, Answers, generate
     from .hf.peft_model import get_peft_config, get_peft_model, prepare_model_for_kbit_training
     from .hf.sft import SFTTrainer
@@ -96,6 +97,7 @@ _OF_HUGGING_FACE = {
     "AutoPeftModelForCausalLM": "auto_model",
     "Answer": "generating",
     "Answers": "generating",
+    "EvalGenerate": "eval_generate",
     "SFTConfig": "training_arguments",
     "SFTTrainer": "sft",
     "Trainer": "trainer",
@@ -116,6 +118,7 @@ __all__ = [
     "AutoPeftModelForCausalLM",
     "CausalLM",
     "CheckpointedBlock",
+    "EvalGenerate",
     "FormatError",
     "GenerationPlan",
     "GradScaler",

@@ -32,6 +32,7 @@ void bind_generate(py::module_& m);
 void bind_data(py::module_& m);
 void bind_train(py::module_& m);
 void bind_steps(py::module_& m);
+void bind_answers(py::module_& m);
 void bind_checkpoints(py::module_& m);
 void bind_plan(py::module_& m);
 

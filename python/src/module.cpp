@@ -15,6 +15,7 @@ PYBIND11_MODULE(_C, m) {
   bind_generate(m);
   bind_data(m);
   bind_train(m);
+  bind_answers(m);
   bind_checkpoints(m);
   bind_steps(m);
   bind_plan(m);

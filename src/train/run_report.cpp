@@ -10,6 +10,7 @@
 
 #include "files/atomic_file.hpp"
 #include "files/folder.hpp"
+#include "files/json_file.hpp"
 #include "json/python_json.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/train/plan_run.hpp"
@@ -18,6 +19,8 @@ namespace qlorapp {
 namespace {
 
 using format::Json;
+
+constexpr const char* kFile = "run_report.json";
 
 Json memory_of(const CausalLM& model, const TrainingArguments& args, const RunReport& report) {
   rusage usage{};
@@ -59,8 +62,15 @@ void write_run_report(const std::string& folder, const RunReport& report, const 
       {"device", device.is_cpu() ? "cpu" : gpu_name(device)},
       {"versions", {{"qlorapp", QLORAPP_VERSION}, {"torch", TORCH_VERSION}}},
   };
-  files::write_file_atomically(files::path_in(folder, "run_report.json"),
-                               format::dump_python_json(json, format::kConfigStyle) + "\n");
+  files::write_file_atomically(files::path_in(folder, kFile), format::dump_python_json(json, format::kConfigStyle) + "\n");
+}
+
+void add_to_run_report(const std::string& folder, const Comparison& comparison) {
+  const std::string path = files::path_in(folder, kFile);
+  if (!files::exists(path)) return;
+  Json report = files::read_json_file(path, {.allow_nonfinite = true});
+  report["comparison"] = comparison.to_json();
+  files::write_file_atomically(path, format::dump_python_json(report, format::kConfigStyle) + "\n");
 }
 
 }  // namespace qlorapp

@@ -7,6 +7,7 @@
 
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/train/comparison.hpp"
 #include "qlorapp/train/train_state.hpp"
 #include "qlorapp/train/training_arguments.hpp"
 
@@ -29,5 +30,8 @@ struct RunReport {
 /// Writes the file into a folder, whole or not at all. Asks the device for its memory: synchronizes. @throws IoError
 void write_run_report(const std::string& folder, const RunReport& report, const CausalLM& model, const TrainState& state,
                       const TrainingArguments& args);
+
+/// Adds "comparison" to the folder's report, if it has one. @throws IoError, FormatError
+void add_to_run_report(const std::string& folder, const Comparison& comparison);
 
 }  // namespace qlorapp

@@ -191,6 +191,8 @@ void TrainingArguments::validate() const {
   one_of("save_strategy", save_strategy, kSaves);
   if (save_strategy == "steps" && save_steps != 0) interval("save_steps", save_steps);  // 0: at the end alone, as in transformers
   if (save_total_limit) at_least("save_total_limit", *save_total_limit, 0);
+  if (eval_generate) at_least("eval_generate", *eval_generate, 0);
+  at_least("eval_max_new_tokens", eval_max_new_tokens, 1);
   at_least("seed", seed, 0);
   if (data_seed) at_least("data_seed", *data_seed, 0);
   if (const auto* word = std::get_if<std::string>(&include_num_input_tokens_seen)) {

@@ -14,6 +14,10 @@ RESTORED = cpp("train", "a state comes back from a checkpoint")
 REFUSED = cpp("train", "a run state of another version")
 INPUTS = cpp("train", "another base")
 FINGERPRINT = cpp("train", "each token")
+ANSWERED = cpp("train", "the file of answers has each evaluation once")
+ASKED = cpp("train", "questions are evenly spaced rows")
+UP_TO_THE_END = cpp("train", "a question is the tokens before the first answer")
+COMPARED = cpp("train", "base and adapter are compared on the same rows")
 
 MUTANTS = [
     *within(
@@ -316,5 +320,37 @@ MUTANTS = [
             "        static_cast<void>(scales);\n",
             py("test_nothing_lost.py", "the_scales_of_the_base_count"),
         ),
+    ),
+    *within(
+        "answer_file",
+        "src/train/answer_file.cpp",
+        ("later_steps_stay", "place->step > last ||", "place->step < 0 ||", ANSWERED),
+        ("step_twice", "if (step <= newest_) keep", "if (step < newest_) keep", ANSWERED),
+        ("other_data_goes", " && place->data == data", "", ANSWERED),
+        (
+            "torn_line_stays",
+            "    if (end == std::string::npos) break;\n",
+            "    if (end == std::string::npos) return;\n",
+            ANSWERED,
+        ),
+    ),
+    *within(
+        "answer_rows",
+        "src/train/answer_rows.cpp",
+        ("whole_rows_asked", "if (prompt == 0 || prompt >= positions)", "if (prompt >= positions)", ASKED),
+        ("end_expected", " || ends_answer(label, ends);", ";", UP_TO_THE_END),
+        ("second_answer_expected", "return !is_trained(label) || ", "return ", UP_TO_THE_END),
+        (
+            "white_space_counts",
+            "unicode::strip(row.answer) ==",
+            "row.answer ==",
+            cpp("train", "an answer matches without its end"),
+        ),
+    ),
+    *within(
+        "comparison",
+        "src/train/comparison.cpp",
+        ("base_left_on", "~AdaptersOff() { model_.adapters().enable(true); }", "~AdaptersOff() = default;", COMPARED),
+        ("adapter_twice", "{ model_.adapters().enable(false); }", "{}", COMPARED),
     ),
 ]

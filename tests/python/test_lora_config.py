@@ -160,7 +160,7 @@ def test_training_argument_defaults_are_those_of_the_newest_release_that_has_the
         "checkpoint_keep", "count_position_zero", "resume_with_changes", "on_non_finite", "completion_only_loss", "max_length", "packing", "packing_strategy", "eval_packing", "assistant_only_loss",
         "log_num_tokens", "loss_chunk_rows", "mlp_tile_rows", "weight_workspace", "embedding_on_host", "base_on_host",
         "memory_budget", "worst_case_first", "fp8", "cuda_graphs", "ddp_sum_in_bf16", "base_sharding", "val_size", "early_stopping_patience",
-        "early_stopping_threshold",
+        "early_stopping_threshold", "eval_generate", "eval_max_new_tokens",
     }  # fmt: skip
     for name, mine in answer["training_arguments"].items():
         if name in theirs:

@@ -82,6 +82,8 @@ class Trainer {
   [[nodiscard]] const TrainState& state() const { return state_; }
   [[nodiscard]] TrainState& state() { return state_; }
   [[nodiscard]] const TrainingArguments& args() const { return args_; }
+  /// As they are evaluated: packed if the arguments ask for it.
+  [[nodiscard]] const std::vector<Example>& eval_data() const { return eval_data_; }
   [[nodiscard]] int64_t max_steps() const { return max_steps_; }
   [[nodiscard]] int64_t epochs() const { return epochs_; }
   /// Whole epochs and the share of the one under way.

@@ -53,6 +53,8 @@ struct TrainerCallbacks {
   std::function<void(TrainerEvent event, const TrainState& state, TrainerControl& control)> on_event;
   std::function<void(const LogRecord& record, TrainerControl& control)> on_log;
   std::function<void(const LogRecord& metrics, TrainerControl& control)> on_evaluate;
+  /// Appends to the metrics of an evaluation before they are logged and compared (metric_for_best_model). With several ranks each calls its own.
+  std::function<void(LogRecord& metrics, const TrainState& state)> measure;
   /// When the checkpoint is whole and on the disk: at the end of a later step, and at the latest before the next one and before the end.
   std::function<void(const std::string& folder, TrainerControl& control)> on_save;
   /// Asked between micro-batches, and with several ranks at the end of a step: true, on one rank, ends the run at once. The step under way is

@@ -211,6 +211,8 @@ struct LoggingArguments {
   std::optional<bool> greater_is_better;
   std::optional<int64_t> early_stopping_patience;
   double early_stopping_threshold = 0;
+  std::optional<int64_t> eval_generate;
+  int64_t eval_max_new_tokens = 128;
 
   static constexpr auto fields() {
     using T = LoggingArguments;
@@ -242,7 +244,12 @@ struct LoggingArguments {
               "on the command line: end the run after so many evaluations in a row that do not improve metric_for_best_model; "
               "unset: never"},
         Field{"early_stopping_threshold", &T::early_stopping_threshold,
-              "with early_stopping_patience: an improvement must be larger than this"}};
+              "with early_stopping_patience: an improvement must be larger than this"},
+        Field{
+            "eval_generate", &T::eval_generate,
+            "on the command line: answers to so many evaluation rows at each evaluation, into eval_answers.jsonl; unset: 8, at the "
+            "end of the run alone; 0: none"},
+        Field{"eval_max_new_tokens", &T::eval_max_new_tokens, "with eval_generate: tokens of an answer, at most"}};
   }
 };
 

@@ -93,7 +93,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
     }  # fmt: skip
     options = _C.SamplingOptions(**sampling, seed=seed)
-    ends = _ends_of(model, tokenizer)
+    ends = ends_of(model, tokenizer)
     texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
     stops = _C.StopStrings(texts, lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
     for number, row in enumerate(rows):
@@ -143,7 +143,7 @@ def _ids_of(prompt: Any, tokenizer: Any, system: str, raw: bool) -> list[int]:
     return [int(token) for token in prompt]
 
 
-def _ends_of(model: Any, tokenizer: Any) -> list[int]:
+def ends_of(model: Any, tokenizer: Any) -> list[int]:
     ends = model.generation_config.eos_token_id
     ends = [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
     return ends if tokenizer.eos_token_id in ends or tokenizer.eos_token_id is None else [*ends, tokenizer.eos_token_id]

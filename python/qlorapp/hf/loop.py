@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from .. import _C, optim
-from . import loop_predicate, loop_state, old_checkpoints, rollback, run_inputs
+from . import eval_generate, loop_predicate, loop_state, old_checkpoints, rollback, run_inputs
 from .arena_optimizer import ArenaAdamW
 from .checkpoints import SafeCheckpoints
 from .forward import engine_of
@@ -196,6 +196,20 @@ class TrainingLoop(WindowSteps, SafeCheckpoints):
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)
         stop.act()
         stop.waits, self._is_between_steps = True, False
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """transformers' method, and what EvalGenerate measures."""
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        if metric_key_prefix.startswith("eval"):
+            eval_generate.measure(self, dataloader, output.metrics, metric_key_prefix)
+        return output
 
     def _may_be_saved(self) -> bool:
         """Adapter, moments and counts are those of the same step."""

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import trainer_utils
 
 from .. import _C
-from . import run_inputs, run_report
+from . import eval_generate, run_inputs, run_report
 from .mixed import Mixed
 from .processes import by_first
 from .stopping import StopSignals, Terminated
@@ -145,6 +145,7 @@ class RunFolders(Mixed):
             "train_runtime": round(time.time() - started, 4),
             "rows": len(data) if hasattr(data, "__len__") else None,
             **self._counts,
+            **eval_generate.comparison_of(self),
         }
 
     def _join_run(self, folder: Any) -> None:

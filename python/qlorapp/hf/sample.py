@@ -23,7 +23,7 @@ class FirstRow(transformers.TrainerCallback):
         dataset: Any = getattr(train_dataloader, "dataset", None)
         if not (state.is_world_process_zero and rows.is_indexed(dataset) and hasattr(processing_class, "decode")):
             return
-        row = _first(train_dataloader.collate_fn([dataset[0]]))
+        row = first_row(train_dataloader.collate_fn([dataset[0]]))
         if row is None:
             return
         parts = parts_of(*row, processing_class)
@@ -37,7 +37,7 @@ class FirstRow(transformers.TrainerCallback):
             print(f"first row, «trained»: {text}", flush=True)
 
 
-def _first(batch: Any) -> tuple[list[int], list[int]] | None:
+def first_row(batch: Any) -> tuple[list[int], list[int]] | None:
     """Tokens and labels of a batch's first row, of a pack the first one in it. None if it has none."""
     ids, labels = (batch.get(name) for name in ("input_ids", "labels"))
     if not isinstance(ids, torch.Tensor) or not isinstance(labels, torch.Tensor) or ids.dim() != 2 or ids.shape != labels.shape:

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Answers to held-out rows in a run (--eval_generate), and the table of base and adapter at its end.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "folder_text.hpp"
+#include "qlorapp/train/answer_rows.hpp"
+#include "qlorapp/train/trainer.hpp"
+#include "train/answer_file.hpp"
+
+namespace qlorapp::cli {
+
+/// Nothing of it ends a run: what fails is left out with a warning.
+class AnswerReport {
+ public:
+  /// @param eval_rows  before packing; may be empty. They, the model and the tools must outlive it.
+  /// @param writes     whether this process writes the run's files.
+  AnswerReport(CausalLM& model, FolderText& tools, const std::vector<Example>& eval_rows, bool writes)
+      : model_(model), tools_(tools), eval_rows_(eval_rows), writes_(writes) {}
+
+  /// Answers at each evaluation, if args.eval_generate asks for them.
+  /// @param resumes  whether the run goes on from a checkpoint.
+  void add_to(TrainerCallbacks& callbacks, const TrainingArguments& args, bool resumes);
+  /// For the trainer of these callbacks, before it trains.
+  void watch(const Trainer& trainer) { trainer_ = &trainer; }
+  /// The table's lines, which are also written into the run's folder. After the adapter is saved.
+  [[nodiscard]] std::vector<std::string> compare();
+
+ private:
+  void begin(const std::string& folder, std::optional<int64_t> resumed_at);
+  void answer(LogRecord& metrics, const TrainState& state);
+  [[nodiscard]] AnswerOptions options() const;
+  [[nodiscard]] std::vector<HeldOutQuestion> questions(int64_t count, const AnswerOptions& options) const;
+
+  CausalLM& model_;
+  FolderText& tools_;
+  const std::vector<Example>& eval_rows_;
+  const Trainer* trainer_ = nullptr;
+  std::optional<AnswerFile> file_;
+  bool writes_, has_said_ = false;
+};
+
+}  // namespace qlorapp::cli
