@@ -142,14 +142,15 @@ class EvalGenerate(transformers.TrainerCallback):
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
         if self.answers == 0 or dataloader is None:
             return None, 0
-        reason = "the trainer has no processing_class" if tokenizer is None else ""
-        held_out = self._rows(dataloader)
-        if held_out is None:
-            reason = "the evaluation rows are streamed, or have no labels for their tokens"
+        held_out, reason = self._rows(dataloader), ""
+        if tokenizer is None:
+            reason = "the trainer has no processing_class"
         elif _is_sharded(model):
             reason = "the base is divided over several processes"
-        if reason:
-            self._say(f"EvalGenerate: no answers, as {reason}")
+        if held_out is None or reason:
+            self._say(
+                f"EvalGenerate: no answers, as {reason or 'the evaluation rows are streamed, or have no labels for their tokens'}"
+            )
             return None, 0
         ends = generating.ends_of(model, tokenizer)
         questions = _C.choose_questions(held_out, self.answers, ends, model.config.max_position_embeddings)
@@ -169,7 +170,7 @@ class EvalGenerate(transformers.TrainerCallback):
 
     def _rows(self, dataloader: Any) -> list[Any] | None:
         """[(tokens, labels)] of a data set, of a pack the first row. None: they cannot be read by number, or have no labels."""
-        data = getattr(dataloader, "dataset", None)
+        data: Any = getattr(dataloader, "dataset", None)
         if not rows.is_indexed(data):
             return None
         if self._read is None or self._read[0] is not data:

@@ -207,7 +207,7 @@ class TrainingLoop(WindowSteps, SafeCheckpoints):
     ) -> Any:
         """transformers' method, and what EvalGenerate measures."""
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        if metric_key_prefix.startswith("eval"):
+        if metric_key_prefix.startswith("eval") and output.metrics is not None:
             eval_generate.measure(self, dataloader, output.metrics, metric_key_prefix)
         return output
 
