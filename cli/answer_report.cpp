@@ -108,6 +108,10 @@ std::vector<std::string> AnswerReport::compare() try {
   if (model_.adapters().changed_base()) {
     log_info(message("base against adapter: init_lora_weights took a part out of the base, so the adapter has no base to compare"));
   }
+  if (!trainer_->eval_data().empty()) {
+    log_info(
+        message("comparing base and adapter: {} held-out rows, {} answers", trainer_->eval_data().size(), how.questions.size()));
+  }
   const std::optional<Comparison> found = compare_with_base(model_, trainer_->eval_data(), how);
   if (!found || found->is_empty()) {
     log_info(found ? "base against adapter: nothing to compare on, as there are neither held-out rows nor a tokenizer"

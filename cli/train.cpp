@@ -424,11 +424,11 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
     return 128 + signal;
   }
   if (ranks->is_first()) until_stopped(options.output, has_stepped, [&] { trainer.save_model(options.output); });
-  log_info(
-      message("adapter written to {}; peak host memory {}", options.output, peak_text(before_loading, trainer, model.device())));
+  const std::string peak = peak_text(before_loading, trainer, model.device());  // of the run, not of the comparison
   if (ranks->is_first()) {
     for (const std::string& line : answers.compare()) report.line(line);
   }
+  log_info(message("adapter written to {}; peak host memory {}", options.output, peak));
   if (const std::string line = trainer.trend(); !line.empty() && ranks->is_first()) log_warning(line);
   return 0;
 }

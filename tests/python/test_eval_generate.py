@@ -302,13 +302,13 @@ def arguments(kind, out, **options):
     return kind(**values)
 
 
-def labelled(tokenizer):
+def labeled(tokenizer):
     pairs = [tokens(tokenizer, row) for row in SAID]
     return [{"input_ids": ids, "labels": [-100] * len(prompt) + ids[len(prompt) :]} for prompt, ids in pairs]
 
 
 def trained(kind, out, tokenizer, callbacks, resume=None, **options):
-    rows, model = labelled(tokenizer), adapted()
+    rows, model = labeled(tokenizer), adapted()
     trainer = kind(
         model, arguments(qlorapp.TrainingArguments, out, **options), train_dataset=rows, eval_dataset=rows, processing_class=tokenizer,
         callbacks=callbacks, data_collator=OfOneLength(transformers.default_data_collator, 0),
@@ -381,7 +381,7 @@ def test_the_callback_in_an_sft_trainer(tokenizer, tmp_path):
 
 
 def test_several_data_sets_are_asked_apart(tokenizer, tmp_path):
-    rows, callback = labelled(tokenizer), qlorapp.EvalGenerate(2, max_new_tokens=4)
+    rows, callback = labeled(tokenizer), qlorapp.EvalGenerate(2, max_new_tokens=4)
     trainer = qlorapp.Trainer(
         adapted(), arguments(qlorapp.TrainingArguments, tmp_path, max_steps=2, eval_steps=1), train_dataset=rows,
         eval_dataset={"a": rows, "b": rows[:3]}, processing_class=tokenizer, callbacks=[callback],
@@ -392,10 +392,10 @@ def test_several_data_sets_are_asked_apart(tokenizer, tmp_path):
 
 
 def test_the_callback_says_what_it_leaves_out(tokenizer, tmp_path, caplog):
-    whole = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in labelled(tokenizer)]
+    whole = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in labeled(tokenizer)]
     options = {"max_steps": 1, "eval_steps": 1, "save_strategy": "no"}
     with caplog.at_level("INFO", logger="qlorapp"):
-        for given, rows in ((tokenizer, whole), (None, labelled(tokenizer))):
+        for given, rows in ((tokenizer, whole), (None, labeled(tokenizer))):
             callback = qlorapp.EvalGenerate(2)
             trainer = qlorapp.Trainer(
                 adapted(), arguments(qlorapp.TrainingArguments, tmp_path, **options), train_dataset=rows, eval_dataset=rows,

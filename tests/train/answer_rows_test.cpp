@@ -25,7 +25,7 @@ namespace {
 constexpr TokenId kNone = Example::kIgnored;
 const std::vector<int64_t> kEnds{2};
 
-Example labelled(std::vector<TokenId> ids, std::vector<TokenId> labels) {
+Example labeled(std::vector<TokenId> ids, std::vector<TokenId> labels) {
   Example row;
   row.input_ids = std::move(ids);
   row.labels = std::move(labels);
@@ -34,7 +34,7 @@ Example labelled(std::vector<TokenId> ids, std::vector<TokenId> labels) {
 
 std::vector<Example> askable(size_t count) {
   std::vector<Example> rows;
-  for (size_t i = 0; i < count; ++i) rows.push_back(labelled({static_cast<TokenId>(10 + i), 7, 2}, {kNone, 7, 2}));
+  for (size_t i = 0; i < count; ++i) rows.push_back(labeled({static_cast<TokenId>(10 + i), 7, 2}, {kNone, 7, 2}));
   return rows;
 }
 
@@ -56,16 +56,16 @@ TEST_CASE("questions are evenly spaced rows that have a prompt and an answer", "
   CHECK(numbers(choose_questions(askable(3), 8, kEnds, 100)) == std::vector<int64_t>{0, 1, 2});
   CHECK(choose_questions(askable(3), 0, kEnds, 100).empty());
   std::vector<Example> rows = askable(5);
-  rows[0] = labelled({5, 6, 2}, {5, 6, 2});              // trained as a whole
-  rows[1] = labelled({5, 6, 2}, {kNone, kNone, kNone});  // nothing is trained
-  rows[2] = labelled({5, 6, 2}, {kNone, kNone, 2});      // nothing but the end
+  rows[0] = labeled({5, 6, 2}, {5, 6, 2});              // trained as a whole
+  rows[1] = labeled({5, 6, 2}, {kNone, kNone, kNone});  // nothing is trained
+  rows[2] = labeled({5, 6, 2}, {kNone, kNone, 2});      // nothing but the end
   CHECK(numbers(choose_questions(rows, 5, kEnds, 100)) == std::vector<int64_t>{3, 4});
 }
 
 TEST_CASE("a question is the tokens before the first answer, and expects them up to its end", "[answers]") {
   const std::vector<Example> turns{
-      labelled({1, 5, 6, 7, 2, 8, 9, 2}, {kNone, kNone, 6, 7, 2, kNone, 9, 2}),     // two answers
-      labelled({1, 5, 6, 7, 8, 9, 2, 3}, {kNone, kNone, 6, 7, kNone, 9, 2, kNone})  // an answer without an end
+      labeled({1, 5, 6, 7, 2, 8, 9, 2}, {kNone, kNone, 6, 7, 2, kNone, 9, 2}),     // two answers
+      labeled({1, 5, 6, 7, 8, 9, 2, 3}, {kNone, kNone, 6, 7, kNone, 9, 2, kNone})  // an answer without an end
   };
   const std::vector<HeldOutQuestion> found = choose_questions(turns, 2, kEnds, 100);
   for (const HeldOutQuestion& question : found) {
@@ -73,7 +73,7 @@ TEST_CASE("a question is the tokens before the first answer, and expects them up
     CHECK(question.expected == std::vector<int64_t>{6, 7});
   }
   CHECK(choose_questions(turns, 2, kEnds, 2).empty());  // the model has no position for an answer
-  Example pack = labelled({5, 6, 2, 9, 8, 2}, {kNone, 6, 2, kNone, 8, 2});
+  Example pack = labeled({5, 6, 2, 9, 8, 2}, {kNone, 6, 2, kNone, 8, 2});
   pack.row_lengths = {3, 3};
   CHECK(choose_questions({pack}, 1, kEnds, 100).front().expected == std::vector<int64_t>{6});
   pack.labels = {5, 6, 2, kNone, 8, 2};

@@ -245,10 +245,7 @@ struct LoggingArguments {
               "unset: never"},
         Field{"early_stopping_threshold", &T::early_stopping_threshold,
               "with early_stopping_patience: an improvement must be larger than this"},
-        Field{
-            "eval_generate", &T::eval_generate,
-            "on the command line: answers to so many evaluation rows at each evaluation, into eval_answers.jsonl; unset: 8, at the "
-            "end of the run alone; 0: none"},
+        Field{"eval_generate", &T::eval_generate, "answers per evaluation, into eval_answers.jsonl; unset: 8, at the end; 0: none"},
         Field{"eval_max_new_tokens", &T::eval_max_new_tokens, "with eval_generate: tokens of an answer, at most"}};
   }
 };
