@@ -14,7 +14,7 @@ import torch
 import transformers
 from conftest import ROOT
 from qlorapp.hf.rows import OfOneLength
-from test_data_parallel import command
+from test_data_parallel import command, forked
 from tiny_run import qlorapp as run
 from tiny_run import write_rows
 
@@ -406,3 +406,41 @@ def test_the_callback_says_what_it_leaves_out(tokenizer, tmp_path, caplog):
     assert "have no prompt" in caplog.text and "no processing_class" in caplog.text
     with pytest.raises(ValueError, match="answers must be >= 0"):
         qlorapp.EvalGenerate(-1)
+
+
+SCRIPT = """
+import gc, os, sys
+sys.path.insert(0, {tests!r})
+import qlorapp, torch
+from tiny_trainer import TINY, adapted, base_model, made, rows, tokenizer
+model = adapted(base_model(str(TINY), device_map="cpu", **({{"base_sharding": "full"}} if sys.argv[2] == "full" else {{}})))
+more = {{"eval_dataset": rows(8, seed=4), "callbacks": [qlorapp.EvalGenerate(3, max_new_tokens=4)], "processing_class": tokenizer()}}
+options = {{"max_steps": 4, "per_device_train_batch_size": 2, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 4}}
+trainer = made(qlorapp.Trainer, str(TINY), sys.argv[1], more=more, model=model, ddp_backend="gloo", **options)
+trainer.train()
+del trainer
+gc.collect()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("sharding", ["no", "full"])
+def test_the_callback_in_two_processes(tmp_path, sharding):
+    script, out = tmp_path / "train.py", tmp_path / "out"
+    script.write_text(SCRIPT.format(tests=str(ROOT / "tests/python")))
+    done = forked(2, script, out, sharding)
+    report = json.loads((out / "run_report.json").read_text())
+    assert report["outcome"] == "finished"
+    if sharding == "full":
+        assert not (out / FILE).exists() and "comparison" not in report
+        return
+    assert done.stdout.count("base against adapter") == 1
+    assert [one["step"] for one in answers(out)] == [2, 2, 2, 4, 4, 4]
+    assert report["comparison"]["adapter"]["eval_loss"] == pytest.approx(
+        [
+            entry
+            for entry in json.loads((out / "checkpoint-4" / "trainer_state.json").read_text())["log_history"]
+            if "eval_loss" in entry
+        ][-1]["eval_loss"],
+        rel=1e-4,
+    )
