@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <limits>
 #include <utility>
 
 #include "core/check.hpp"
@@ -74,7 +75,8 @@ std::vector<HeldOutQuestion> AnswerReport::questions(int64_t count, const Answer
 }
 
 void AnswerReport::answer(LogRecord& metrics, const TrainState& state) try {
-  const AnswerOptions how = options();
+  AnswerOptions how = options();
+  if (!is_alone_) how.stop_now = {};
   const std::vector<HeldOutQuestion> asked = questions(*trainer_->args().eval_generate, how);
   if (asked.empty()) {
     if (!std::exchange(has_said_, true))
@@ -89,6 +91,8 @@ void AnswerReport::answer(LogRecord& metrics, const TrainState& state) try {
   if (file_) file_->add(state.global_step, answers->lines(state.global_step));
 } catch (const std::exception& error) {
   leave_out(model_, message("the answers of step {} are left out", state.global_step), error);
+  for (const char* name : {"eval_exact_match", "eval_stopped"})  // for metric_for_best_model: not the best
+    if (!metrics.contains(name)) metrics.set(name, std::numeric_limits<double>::quiet_NaN());
 }
 
 std::vector<std::string> AnswerReport::compare() try {

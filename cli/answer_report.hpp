@@ -19,8 +19,9 @@ class AnswerReport {
  public:
   /// @param eval_rows  before packing; may be empty. They, the model and the tools must outlive it.
   /// @param writes     whether this process writes the run's files.
-  AnswerReport(CausalLM& model, FolderText& tools, const std::vector<Example>& eval_rows, bool writes)
-      : model_(model), tools_(tools), eval_rows_(eval_rows), writes_(writes) {}
+  /// @param is_alone   whether it is the only process: several answer all rows, and none may stop before the others.
+  AnswerReport(CausalLM& model, FolderText& tools, const std::vector<Example>& eval_rows, bool writes, bool is_alone)
+      : model_(model), tools_(tools), eval_rows_(eval_rows), writes_(writes), is_alone_(is_alone) {}
 
   /// Answers at each evaluation, if args.eval_generate asks for them.
   /// @param resumes  whether the run goes on from a checkpoint.
@@ -41,7 +42,7 @@ class AnswerReport {
   const std::vector<Example>& eval_rows_;
   const Trainer* trainer_ = nullptr;
   std::optional<AnswerFile> file_;
-  bool writes_, has_said_ = false;
+  bool writes_, is_alone_, has_said_ = false;
 };
 
 }  // namespace qlorapp::cli

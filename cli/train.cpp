@@ -401,7 +401,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
       if (told) told(record, control);
     };
   }
-  AnswerReport answers(model, tools, eval_data.examples, writes);
+  AnswerReport answers(model, tools, eval_data.examples, writes, ranks->size() == 1);
   answers.add_to(callbacks, options.args, resume_from.has_value());
   callbacks.stop_now = [] { return StopSignals::received() != 0; };
   Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, std::move(callbacks), ranks);

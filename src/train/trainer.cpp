@@ -197,7 +197,10 @@ double Trainer::epoch() const {
 LogRecord Trainer::evaluate() {
   QLORAPP_CHECK_VALUE(!eval_data_.empty(), "[trainer] there are no evaluation data. Give eval_dataset (--eval_data).");
   LogRecord metrics = metrics_of_eval_data();
-  if (callbacks_.measure) callbacks_.measure(metrics, state_);
+  if (callbacks_.measure) {
+    callbacks_.measure(metrics, state_);
+    poll();  // a signal may have cut it short
+  }
   log(metrics, false);
   metrics.set("epoch", epoch());
   control_.should_evaluate = false;

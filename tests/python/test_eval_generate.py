@@ -2,8 +2,11 @@
 """Answers beside each evaluation (--eval_generate, EvalGenerate), and the base against the adapter at the end of a run."""
 
 import json
+import math
 import re
 import shutil
+import signal
+import subprocess
 import xml.etree.ElementTree as ET
 
 import datasets
@@ -12,15 +15,15 @@ import pytest
 import qlorapp
 import torch
 import transformers
-from conftest import ROOT
+from conftest import BUILD, ROOT
+from peer import run_cli
 from qlorapp.hf.rows import OfOneLength
 from test_data_parallel import command, forked
-from tiny_run import qlorapp as run
 from tiny_run import write_rows
 
 TINY = ROOT / "examples" / "data" / "tiny-llama"
 SAID = [json.loads(line) for line in (ROOT / "examples" / "data" / "train.jsonl").read_text().splitlines()[:6]]
-STEPS, EVERY, ASKED = 60, 20, 3
+STEPS, EVERY, ASKED = 30, 10, 3
 FILE = "eval_answers.jsonl"
 
 
@@ -41,7 +44,7 @@ def words(data, out, **options):
 
 
 def train(data, out, **options):
-    done = run(*words(data, out, **options))
+    done = run_cli(*words(data, out, **options), check=False)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -112,7 +115,7 @@ def scores(tokenizer, adapter, asked):
 def test_answers_stand_beside_each_evaluation_and_show_what_was_learned(whole):
     out, _ = whole
     found = answers(out)
-    assert [(one["step"], one["row"]) for one in found] == [(step, row) for step in (0, 20, 40, 60) for row in (0, 2, 4)]
+    assert [(one["step"], one["row"]) for one in found] == [(step, row) for step in (0, 10, 20, 30) for row in (0, 2, 4)]
     for entry in evaluations(out):
         of_step = [one for one in found if one["step"] == entry["step"]]
         assert entry["eval_exact_match"] == sum(one["exact_match"] for one in of_step) / ASKED
@@ -171,7 +174,7 @@ def test_a_resumed_run_has_each_answer_once(whole, data, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(whole[0], out)
     with (out / FILE).open("a") as file:
-        file.write('{"step": 60, "row": 0, "prom')  # the machine lost its power
+        file.write('{"step": 30, "row": 0, "prom')  # the machine lost its power
     train(data, out, eval_generate=ASKED, resume_from_checkpoint=out / f"checkpoint-{EVERY}")
     assert (out / FILE).read_bytes() == (whole[0] / FILE).read_bytes()
     # A resumed run that is over compares all the same; a run that begins anew has none of the old answers.
@@ -196,7 +199,7 @@ def test_without_held_out_rows_the_neutral_text_is_compared(data, tmp_path):
     assert (found["eval_rows"], found["answers"]) == (0, 0) and found["adapter"]["eval_loss"] is None
     assert found["base"]["neutral_loss"] != found["adapter"]["neutral_loss"]
     assert "no held-out rows: --val_size N" in done.stdout and "held-out loss" not in done.stdout
-    refused = run(*words(data, tmp_path / "other", eval_generate=2, **options))
+    refused = run_cli(*words(data, tmp_path / "other", eval_generate=2, **options), check=False)
     assert refused.returncode == 2 and "--eval_generate 2 needs rows to evaluate on" in refused.stderr
 
 
@@ -238,6 +241,31 @@ def test_what_fails_there_costs_no_adapter(data, tmp_path):
     assert (out / "adapter_model.safetensors").exists() and "eval_exact_match" in evaluations(out)[0]
 
 
+def test_answers_that_do_not_fit_cost_no_run(data, tmp_path):
+    options = {"load_best_model_at_end": "true", "metric_for_best_model": "exact_match", "eval_max_new_tokens": 10**12}
+    done = train(data, tmp_path, max_steps=2, eval_steps=1, save_steps=1, eval_generate=2, **options)
+    assert "the answers of step 1 are left out" in done.stderr and "base against adapter: not compared" in done.stderr
+    assert all(math.isnan(entry["eval_exact_match"]) for entry in evaluations(tmp_path))
+
+
+def test_a_signal_in_the_middle_of_an_answer_stops_the_run(data, tmp_path):
+    options = {
+        "metric_for_best_model": "exact_match",
+        "eval_generate": 6,
+        "eval_max_new_tokens": 20_000,
+        "eval_on_start": "false",
+    }
+    command = [BUILD / "qlorapp", *words(data, tmp_path, max_steps=2, eval_steps=1, **options)]
+    process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if "'step': 1}" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 143 and "stopped by SIGTERM after step 1 of 2" in out + err
+    assert json.loads((tmp_path / "run_report.json").read_text())["outcome"] == "stopped"
+
+
 def test_an_adapter_that_changed_the_base_is_shown_alone(data, tmp_path):
     done = train(data, tmp_path, max_steps=1, eval_steps=1, init_lora_weights="pissa", load_in_4bit="true")
     found = comparison(tmp_path)
@@ -247,7 +275,7 @@ def test_an_adapter_that_changed_the_base_is_shown_alone(data, tmp_path):
 
 @pytest.mark.parametrize(("option", "value"), [("eval_generate", -1), ("eval_max_new_tokens", 0)])
 def test_numbers_out_of_range(data, tmp_path, option, value):
-    done = run(*words(data, tmp_path, **{option: value}))
+    done = run_cli(*words(data, tmp_path, **{option: value}), check=False)
     assert done.returncode == 2 and f"{option} must be" in done.stderr
 
 
@@ -319,7 +347,7 @@ def trained(kind, out, tokenizer, callbacks, resume=None, **options):
 
 def check_run(trainer, out, callback):
     found = answers(out)
-    assert [(one["step"], one["row"]) for one in found] == [(step, row) for step in (20, 40, 60) for row in (0, 2, 4)]
+    assert [(one["step"], one["row"]) for one in found] == [(step, row) for step in (10, 20, 30) for row in (0, 2, 4)]
     assert all(one["exact_match"] and one["stopped"] for one in found[-ASKED:])
     logged = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert [entry["eval_exact_match"] for entry in logged] == [
@@ -355,7 +383,7 @@ def test_the_callback_does_what_the_command_does(tokenizer, tmp_path, capsys):
     # Resumed, it has each answer once.
     before = (out / FILE).read_bytes()
     trained(
-        qlorapp.Trainer, out, tokenizer, [qlorapp.EvalGenerate(ASKED, max_new_tokens=24)], resume=str(out / "checkpoint-20")
+        qlorapp.Trainer, out, tokenizer, [qlorapp.EvalGenerate(ASKED, max_new_tokens=24)], resume=str(out / "checkpoint-10")
     )
     assert (out / FILE).read_bytes() == before
 

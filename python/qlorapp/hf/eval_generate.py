@@ -4,6 +4,7 @@
 import contextlib
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -71,15 +72,16 @@ class EvalGenerate(transformers.TrainerCallback):
     def measure(
         self, args: Any, state: Any, prefix: str, model: Any, processing_class: Any, eval_dataloader: Any, **_: Any
     ) -> dict[str, float]:
-        """Asks the rows of an evaluation. @returns its metrics; empty: nothing was asked."""
+        """Asks the rows of an evaluation. @returns its metrics; empty: nothing was asked; NaN: it failed."""
         with self._left_out(f"the answers of step {state.global_step} are left out", model):
             judged, count = self._answers(args, model, processing_class, eval_dataloader)
-            if judged is not None:
-                if self._file is not None:
-                    data = prefix.removeprefix("eval").removeprefix("_")
-                    self._file.add(state.global_step, judged.lines(state.global_step, data), data)
-                return {f"{prefix}_exact_match": judged.exact_matches / count, f"{prefix}_stopped": judged.stopped / count}
-        return {}
+            if judged is None:
+                return {}
+            if self._file is not None:
+                data = prefix.removeprefix("eval").removeprefix("_")
+                self._file.add(state.global_step, judged.lines(state.global_step, data), data)
+            return {f"{prefix}_exact_match": judged.exact_matches / count, f"{prefix}_stopped": judged.stopped / count}
+        return dict.fromkeys((f"{prefix}_exact_match", f"{prefix}_stopped"), math.nan)  # metric_for_best_model: not the best
 
     def on_train_end(
         self,
