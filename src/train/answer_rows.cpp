@@ -103,6 +103,7 @@ std::optional<Answers> answer_rows(CausalLM& model, const std::vector<HeldOutQue
   }
   const int64_t one_row = (static_cast<int64_t>(longest) + options.max_new_tokens) * cache_bytes_per_position(model);
   GenerateOptions all{.max_new_tokens = options.max_new_tokens,
+                      .fits_positions = true,
                       .eos_token_ids = options.eos_token_ids,
                       .sampling = {},
                       .on_token = {},

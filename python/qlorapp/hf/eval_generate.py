@@ -159,10 +159,11 @@ class EvalGenerate(transformers.TrainerCallback):
         if not questions:
             self._say("EvalGenerate: no answers, as the evaluation rows have no prompt: they are trained as a whole")
             return None, 0
+        room = model.config.max_position_embeddings - max(len(question.prompt) for question in questions)
         with _evaluating(model):
             found = generating.generate(
                 model, [question.prompt for question in questions], tokenizer,
-                max_new_tokens=self.max_new_tokens, max_rows=args.per_device_eval_batch_size,
+                max_new_tokens=max(1, min(self.max_new_tokens, room)), max_rows=args.per_device_eval_batch_size,
             )  # fmt: skip
         texts = [answer.token_ids for answer in found]
         judged = _C.judge_answers(
