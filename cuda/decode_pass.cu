@@ -2,10 +2,10 @@
 /// One CTA of 16 warps on each multiprocessor stays for the whole pass. A warp's ring in shared memory is filled in the order in which the warp
 /// will multiply, whatever phase that is in: memory goes on delivering weights while CTAs wait for each other or attend.
 ///
-/// Products: a warp has strips of 16 rows of W and a part of k (few_rows.cuh); the parts of a tile are added up in shared memory, in the order of
-/// warps. A norm in front of a product is divided up: who writes x multiplies by the norm's weight and leaves sums of squares; who reads it
-/// multiplies the sums of its products by rstd. So no CTA waits for a norm. u = x·Aᵀ is formed by the first CTAs, before their strips; the others
-/// wait for it when their first sums are there.
+/// Products: a CTA has a range of strips of 16 rows of W (few_rows.cuh), whose stages are divided among its warps, so that a warp has parts of two
+/// strips at most; they are added up in shared memory, in the order of warps. A norm in front of a product is divided up: who writes x multiplies
+/// by the norm's weight and leaves sums of squares; who reads it multiplies the sums of its products by rstd. So no CTA waits for a norm. The first
+/// CTAs form u = x·Aᵀ before their strips; the others wait for it when their own sums are there.
 ///
 /// Attention: a CTA has one row, up to eight query heads that share a key head, and a part of the row's keys. The last of a row's CTAs to come
 /// joins what all found.

@@ -22,7 +22,8 @@ constexpr int kLines = 8, kLineCounters = 32;  ///< CTAs count themselves in one
 constexpr int kFormed = kLines * kLineCounters, kDone = kFormed + kLineCounters, kCome = kDone + kLineCounters;
 constexpr int kMostGroups = 16;  ///< Of a CTA at a time: so a warp has parts of at most two.
 
-/// Rows of a launch, the stages of a warp's ring, and the floats of what warps tell each other: sums of two groups of strips, of each row.
+/// Of a launch for so many rows: stages of a warp's ring; PassPhase::share, at most; floats of what warps tell each other, sums of two groups of
+/// strips.
 template <int kRows>
 struct Plan {
   static constexpr int kRing = kRows <= 4 ? 4 : 3, kShare = kRows <= 4 ? 1 : 2;
@@ -46,9 +47,9 @@ struct Shared {
   float map[256];
   float most[kPassWarps][kHeads], sum[kPassWarps][kHeads];
   float totals[kHeads], largest[kHeads];
-  float squares[kFewTokens][kPassWarps];  ///< Of x, by the warps that added them up.
-  int first_warp[kMostGroups], last_warp[kMostGroups],
-      first_group[kPassWarps];  ///< Of a turn: who has a group; a warp's first group.
+  float squares[kFewTokens][kPassWarps];                ///< Of x, by the warps that added them up.
+  int first_warp[kMostGroups], last_warp[kMostGroups];  ///< Of a turn: who has a group.
+  int first_group[kPassWarps];                          ///< A warp's first group.
   Place places[kPassWarps];
   T u[Plan<kRows>::kInner];
   int is_last;
@@ -99,9 +100,10 @@ __device__ __forceinline__ int weight_of(const PassPhase& phase, int strip) {
 
 /// What a lane copies of the stage that its warp asks for next.
 struct Source {
-  const unsigned char* codes[2] = {};  ///< 16 bytes of the first row of four of the strip's halves.
-  const unsigned char* scales =
-      nullptr;                        ///< Of the weight: codes of scales, or scales; of the upper lanes those of the second level.
+  /// 16 bytes of one of the first four rows of the strip's halves.
+  const unsigned char* codes[2] = {};
+  /// Of the weight: codes of scales, or scales; of the upper lanes those of the second level.
+  const unsigned char* scales = nullptr;
   uint32_t scale = 0;                 ///< The first block of the lane's row in the stage.
   uint32_t four_rows = 0, strip = 0;  ///< Bytes from one row to the fourth after it, and to the next strip.
   int left = 0;                       ///< Stages of the group, this one included; 0: there is none.
