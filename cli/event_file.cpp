@@ -16,7 +16,7 @@ namespace qlorapp::cli {
 namespace {
 
 /// A message in protocol buffers.
-class Message {
+class WireMessage {
  public:
   void number(int field, double value) {
     tag(field, 1);
@@ -51,8 +51,8 @@ class Message {
   std::string bytes_;
 };
 
-Message event_at(double seconds) {
-  Message event;
+WireMessage event_at(double seconds) {
+  WireMessage event;
   event.number(1, seconds);
   return event;
 }
@@ -82,20 +82,20 @@ EventFile::EventFile(const std::string& folder) {
   const std::string path =
       files::path_in(folder, message("events.out.tfevents.{}.{}.{}", static_cast<int64_t>(seconds), host(), ::getpid()));
   file_.emplace(path);
-  Message event = event_at(seconds);
+  WireMessage event = event_at(seconds);
   event.text(3, "brain.Event:2");
   write(event.bytes());
 }
 
 void EventFile::add(int64_t step, const std::vector<std::pair<std::string, double>>& values) {
-  Message summary;
+  WireMessage summary;
   for (const auto& [tag, number] : values) {
-    Message value;
+    WireMessage value;
     value.text(1, tag);
     value.number(2, static_cast<float>(number));
     summary.text(1, value.bytes());
   }
-  Message event = event_at(now());
+  WireMessage event = event_at(now());
   event.integer(2, step);
   event.text(5, summary.bytes());
   write(event.bytes());
