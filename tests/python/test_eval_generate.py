@@ -43,6 +43,15 @@ def words(data, out, **options):
     return ["train", *(str(word) for name, value in values.items() if value is not None for word in (f"--{name}", value))]
 
 
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """The model with more positions than any answer has."""
+    folder = shutil.copytree(TINY, tmp_path_factory.mktemp("endless") / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2 * 10**12}))
+    return folder
+
+
 def train(data, out, **options):
     done = run_cli(*words(data, out, **options), check=False)
     assert done.returncode == 0, done.stderr
@@ -241,15 +250,21 @@ def test_what_fails_there_costs_no_adapter(data, tmp_path):
     assert (out / "adapter_model.safetensors").exists() and "eval_exact_match" in evaluations(out)[0]
 
 
-def test_answers_that_do_not_fit_cost_no_run(data, tmp_path):
-    options = {"load_best_model_at_end": "true", "metric_for_best_model": "exact_match", "eval_max_new_tokens": 10**12}
+def test_answers_that_do_not_fit_cost_no_run(endless, data, tmp_path):
+    options = {
+        "model": endless,
+        "load_best_model_at_end": "true",
+        "metric_for_best_model": "exact_match",
+        "eval_max_new_tokens": 10**12,
+    }
     done = train(data, tmp_path, max_steps=2, eval_steps=1, save_steps=1, eval_generate=2, **options)
     assert "the answers of step 1 are left out" in done.stderr and "base against adapter: not compared" in done.stderr
     assert all(math.isnan(entry["eval_exact_match"]) for entry in evaluations(tmp_path))
 
 
-def test_a_signal_in_the_middle_of_an_answer_stops_the_run(data, tmp_path):
+def test_a_signal_in_the_middle_of_an_answer_stops_the_run(endless, data, tmp_path):
     options = {
+        "model": endless,
         "metric_for_best_model": "exact_match",
         "eval_generate": 6,
         "eval_max_new_tokens": 20_000,
