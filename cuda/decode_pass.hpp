@@ -34,15 +34,15 @@ struct alignas(16) PassPhase {
   static constexpr int kMostWeights = 4, kSquaresEach = 8;
 
   PassWeight weights[kMostWeights];  // NOLINT: of kernels, too
-  const void* x =
-      nullptr;  ///< (m, k), contiguous, 16-byte aligned. kAttention: qkv (m, Σ heads·d). kSum: (m, k), null: nothing is added.
+  /// (m, k), contiguous, 16-byte aligned. kAttention: qkv (m, Σ heads·d). kSum: (m, k), null: nothing is added.
+  const void* x = nullptr;
   void* y = nullptr;       ///< (m, Σ n); of gated layers (m, n). kAttention: (m, heads·d). Null where it is added to the stream.
   void* stream = nullptr;  ///< (m, width), takes stream + factor · result; null: y takes the result.
   const void* norm = nullptr;       ///< kSum: (k) weight of a norm of x, whose squares are `squares`; null: none.
   const void* next_norm = nullptr;  ///< (width): of a norm of what this phase writes; null: none.
   void* next_x = nullptr;  ///< (m, width): what this phase writes times the weight of that norm. Its rstd follows by next_squares.
-  float* next_squares =
-      nullptr;  ///< (width / 16, 8): sums of squares of 16 columns of each row of what this phase writes; null: not wanted.
+  /// (width / 16, 8): sums of squares of 16 columns of each row of what this phase writes; null: not wanted.
+  float* next_squares = nullptr;
   const float* squares = nullptr;              ///< As next_squares, of what x was before the weight of its norm; null: x is whole.
   const void* a = nullptr;                     ///< (ranks, k) contiguous, 16-byte aligned.
   const void* bias = nullptr;                  ///< (Σ n); null: none.
@@ -57,8 +57,8 @@ struct alignas(16) PassPhase {
   int rows_of_a_job = 1, jobs = 0;  ///< u is formed a column of so many rows at a time, by a CTA.
   int formed = 0;                   ///< Jobs of this phase and of all before.
   int splits = 1;                   ///< kAttention: of a row's keys, at most.
-  int share =
-      1;  ///< 1 or 2: strips of 16 rows of W that a warp multiplies with what it has read of x. 2: each n is a multiple of 32.
+  /// 1 or 2: strips of 16 rows of W that a warp multiplies with what it has read of x. 2: each n is a multiple of 32.
+  int share = 1;
   int groups = 0;                                                            ///< Of `share` strips.
   int first_strip[kMostWeights + 1] = {}, first_row[kMostWeights + 1] = {};  // NOLINT
   int next_product = 0;  ///< The next phase that is one; the number of phases where there is none.

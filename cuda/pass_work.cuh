@@ -22,7 +22,7 @@ constexpr int kLines = 8, kLineCounters = 32;  ///< CTAs count themselves in one
 constexpr int kFormed = kLines * kLineCounters, kDone = kFormed + kLineCounters, kCome = kDone + kLineCounters;
 constexpr int kMostGroups = 16;  ///< Of a CTA at a time: so a warp has parts of at most two.
 
-/// Of a launch for so many rows: stages of a warp's ring; PassPhase::share, at most; floats of what warps tell each other, sums of two groups of
+/// Of a launch for so many rows: stages of a ring of a warp; strips that share x, at most; floats of what warps tell each other, sums of two groups of
 /// strips.
 template <int kRows>
 struct Plan {

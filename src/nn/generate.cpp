@@ -284,6 +284,18 @@ int64_t limit_of(const format::RopeSettings& rope, int64_t positions) {
   }
 }
 
+/// Of a loaded model: what is wrong with its files is said first, and an adapter may bring tokens.
+void check_tokens(const CausalLM& model, const Prompts& prompts) {
+  const int64_t vocabulary = model.config().vocab_size;
+  for (const std::vector<int64_t>& prompt : prompts) {
+    for (size_t i = 0; i < prompt.size(); ++i) {
+      QLORAPP_CHECK_VALUE(prompt[i] >= 0 && prompt[i] < vocabulary,
+                          "[generate] token {} of the prompt must be in [0, {}); got {}. Does the tokenizer belong to the model?",
+                          i, vocabulary, prompt[i]);
+    }
+  }
+}
+
 }  // namespace
 
 int64_t position_limit(const format::ModelConfig& config) {
@@ -298,15 +310,10 @@ void check_generation(const format::ModelConfig& config, const Prompts& prompts,
   QLORAPP_CHECK_VALUE(options.cache_bytes >= 0, "[generate] cache_bytes must be at least 0; got {}.", options.cache_bytes);
   options.sampling.validate();
   QLORAPP_CHECK_VALUE(!prompts.empty(), "[generate] there must be a prompt; got none.");
-  const int64_t vocabulary = config.vocab_size, positions = position_limit(config);
+  const int64_t positions = position_limit(config);
   for (size_t row = 0; row < prompts.size(); ++row) {
     const std::vector<int64_t>& prompt = prompts[row];
     QLORAPP_CHECK_VALUE(!prompt.empty(), "[generate] the prompt must hold at least one token; got none.");
-    for (size_t i = 0; i < prompt.size(); ++i) {
-      QLORAPP_CHECK_VALUE(prompt[i] >= 0 && prompt[i] < vocabulary,
-                          "[generate] token {} of the prompt must be in [0, {}); got {}. Does the tokenizer belong to the model?",
-                          i, vocabulary, prompt[i]);
-    }
     const int64_t tokens = std::ssize(prompt), left = positions - tokens;
     QLORAPP_CHECK_VALUE(left > 0 && (options.fits_positions || options.max_new_tokens <= left),
                         "[generate] prompts[{}] of {} tokens and max_new_tokens ({}) must fit the model's {} positions. {}.", row,
@@ -323,6 +330,7 @@ int64_t new_tokens_of(const format::ModelConfig& config, int64_t prompt_tokens, 
 std::vector<std::vector<int64_t>> generate(CausalLM& model, const std::vector<std::vector<int64_t>>& prompts,
                                            const GenerateOptions& options) {
   check_generation(model.config(), prompts, options);
+  check_tokens(model, prompts);
   const at::NoGradGuard no_grad;
   return options.deterministic ? generate_alone(model, prompts, options) : Generation(model, prompts, options).run();
 }

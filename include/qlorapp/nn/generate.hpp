@@ -39,9 +39,9 @@ struct GenerateOptions {
 /// are for `factor` times as many). Without end where every rotation adapts to its row ("dynamic").
 [[nodiscard]] int64_t position_limit(const format::ModelConfig& config);
 
-/// What generate() checks of its arguments before it computes: needs no weights, so that a caller can ask before it loads them.
-/// @throws ValueError naming the position of a token outside the vocabulary, the option that is out of range, or the prompt that leaves
-/// no position for a new token, or fewer than max_new_tokens without fits_positions.
+/// What generate() checks of its arguments, but for the tokens, before it computes: needs no weights, so that a caller can ask before it loads them.
+/// @throws ValueError naming the option that is out of range, or the prompt that leaves no position for a new token, or fewer than max_new_tokens
+/// without fits_positions.
 void check_generation(const format::ModelConfig& config, const std::vector<std::vector<int64_t>>& prompts,
                       const GenerateOptions& options);
 
@@ -50,7 +50,7 @@ void check_generation(const format::ModelConfig& config, const std::vector<std::
 
 /// @param prompts  token ids, at least one each, all in the vocabulary.
 /// @returns the new tokens of each prompt. Synchronizes once a pass of one token a row.
-/// @throws ValueError as check_generation(), or naming the row whose keys and values are above cache_bytes.
+/// @throws ValueError as check_generation(), or naming the place of a token outside the vocabulary, or the row whose keys and values are above cache_bytes.
 [[nodiscard]] std::vector<std::vector<int64_t>> generate(CausalLM& model, const std::vector<std::vector<int64_t>>& prompts,
                                                          const GenerateOptions& options);
 /// One prompt.
