@@ -9,16 +9,6 @@
 using namespace kernels;
 using namespace qlorapp;
 
-namespace {
-
-int multiprocessors() {
-  int count = 0;
-  check_launch(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
-  return count;
-}
-
-}  // namespace
-
 TEST_CASE("attention of one query a row reads the row's keys, and nothing else", "[cuda]") {
   if (no_gpu()) return;
   const int arch = cuda::code_architecture();

@@ -17,12 +17,6 @@ namespace {
 
 constexpr Float kType = Float::kBFloat16;
 
-int multiprocessors() {
-  int count = 0;
-  check_launch(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
-  return count;
-}
-
 /// What a pass consists of, in memory that ends where it should.
 struct Program {
   int m, width = 256, inner = 512, heads, kv_heads, dim, rank;

@@ -48,6 +48,12 @@ inline void check(cudaError_t launched) {
   check_launch(cudaDeviceSynchronize());
 }
 
+inline int multiprocessors() {
+  int count = 0;
+  check_launch(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+
 constexpr unsigned char kPattern = 0xA5;
 
 class Memory {
