@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A CTA has one row, up to eight query heads that share a key head, and a part of the row's keys; its four warps take 16 keys in turn.
 ///
-/// What several CTAs found of a row is joined by a second kernel.
+/// A second kernel joins the results of the CTAs that share a row.
 #include <algorithm>
 #include <cfloat>
 #include <cstdint>

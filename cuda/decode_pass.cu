@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// One CTA of 16 warps on each multiprocessor stays for the whole pass. A warp's ring in shared memory is filled in the order in which the warp
-/// will multiply, whatever phase that is in: memory goes on delivering weights while CTAs wait for each other or attend.
+/// will multiply, across phases: weights go on arriving while CTAs wait for each other or attend.
 ///
 /// Products: a CTA has a range of strips of 16 rows of W (few_rows.cuh), whose stages are divided among its warps, so that a warp has parts of two
 /// strips at most; they are added up in shared memory, in the order of warps. A norm in front of a product is divided up: who writes x multiplies

@@ -14,7 +14,8 @@
 namespace qlorapp::cuda {
 
 enum class PassKind : int {
-  kProduct,  ///< Layers of one input: round(x·Wᵀ + scaling·u·Bᵀ + bias); of gated layers act(gate)·up of it; and what is said of sums.
+  /// round(x·Wᵀ + scaling·u·Bᵀ + bias) of layers that share an input. Then act(gate)·up, or the sum with the stream, where asked for.
+  kProduct,
   kAttention,  ///< Heads of a qkv product, normed and turned, over the cache, which takes their keys and values.
   kSum,        ///< stream += factor · norm(x), or the stream as it is.
 };
@@ -29,7 +30,7 @@ struct PassWeight {
   float scaling = 1;
 };
 
-/// Rows are the m rows of the pass; bf16 where nothing else is said.
+/// Matrices have m rows. Elements are bf16 unless the comment names another type.
 struct alignas(16) PassPhase {
   static constexpr int kMostWeights = 4, kSquaresEach = 8;
 
@@ -69,7 +70,7 @@ struct alignas(16) PassPhase {
   int half = 0;                 ///< Pairs of a head that turn.
   int window = 0;               ///< As DecodeAttention::window.
   float eps = 0;                ///< Of the norm that `squares` belongs to; kAttention: of heads.
-  float factor = 1, scale = 1;  ///< Of what is added to the stream; of scores.
+  float factor = 1, scale = 1;  ///< Of what is added to the stream; of scores, times log2(e).
 };
 static_assert(sizeof(PassPhase) % 16 == 0);
 

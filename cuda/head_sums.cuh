@@ -40,7 +40,7 @@ __device__ __forceinline__ uint4 read_past_l1(const T* address) {
   return v;
 }
 
-/// What a warp has seen so far. Of lane 4g + t: of head g the elements 64c + 16t + i (out[c][i][0]) and 8 behind them (out[c][i][1]).
+/// Sums over the keys that a warp has read. Lane 4g + t holds elements 64c + 16t + i (out[c][i][0]) and 64c + 16t + 8 + i (out[c][i][1]) of head g.
 template <int kDim>
 struct HeadSums {
   float out[kDim / 64][8][2] = {};

@@ -12,7 +12,7 @@
 namespace qlorapp::cuda {
 namespace {
 
-/// What a CTA attends to: a row, up to eight query heads that share a key head, and a part of the row's keys.
+/// A CTA's part of attention: a row, up to eight query heads that share a key head, and a part of the row's keys.
 struct Unit {
   int pair, split, count;  ///< Of row and heads; of the parts of its keys.
   int row, kv_head, first_head, heads;

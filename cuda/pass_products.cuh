@@ -35,7 +35,7 @@ __device__ __forceinline__ float rstd_of(const Here<kRows>& here, const PassPhas
   return rsqrtf(sum / static_cast<float>(phase.k) + phase.eps);
 }
 
-/// What an element of the stream, or of the next norm's input, is formed of. Asked for before it is needed.
+/// Operands of an element beside its product: the stream's value and the next norm's weight. Read early, so that their latency is hidden.
 struct Beside {
   float stream = 0.0F, weight = 1.0F;
 };
@@ -56,7 +56,7 @@ __device__ __forceinline__ float add_to_stream(const PassPhase& phase, float res
   static_cast<T*>(phase.stream)[token * phase.width + column] = sum;
   return to_float(sum);
 }
-/// What a thread has written: the next norm's input and squares. All lanes call it; 16 neighbors have one row's 16 columns.
+/// Writes the next norm's input and sums of squares. All lanes call it; 16 neighbors have 16 columns of one row.
 __device__ __forceinline__ void leave_for_norm(const PassPhase& phase, float value, float weight, int token, int column, int lane,
                                                bool is_there) {
   if (is_there && phase.next_x != nullptr)
