@@ -7,6 +7,7 @@
 #include "bind.hpp"
 #include "core/check.hpp"
 #include "nn/generation_cache.hpp"
+#include "nn/host_values.hpp"
 #include "qlorapp/nn/generate.hpp"
 #include "qlorapp/text/stop_strings.hpp"
 
@@ -126,7 +127,7 @@ void bind_generate(py::module_& m) {
   m.def(
       "choose_tokens",
       [](const at::Tensor& logits, const std::vector<int64_t>& rows, int64_t position, const SamplingOptions& options) {
-        return choose_tokens(logits, rows, std::vector<int64_t>(rows.size(), position), options);
+        return ArrivingValues(choose_tokens(logits, rows, std::vector<int64_t>(rows.size(), position), options)).read();
       },
       py::arg("logits"), py::arg("rows"), py::arg("position"), py::arg("sampling"), NoGil());
 }

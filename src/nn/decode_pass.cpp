@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nn/decode_pass.hpp"
 
-#include <cstdlib>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -21,15 +19,30 @@ namespace {
 using format::Group;
 using format::Site;
 
-/// The launch is not the default until it has been measured through generate().
-bool is_asked_for() {
-  const char* const asked = std::getenv("QLORAPP_DECODE_PASS");
-  return asked != nullptr && std::string_view(asked) == "1";
-}
-
 bool is_like(const QuantizedTensor& weight, const QuantizedTensor& first) {
   return weight.defined() && weight.quant_type == first.quant_type && weight.block_size == first.block_size &&
          weight.nested_block_size == first.nested_block_size && weight.double_quantized() == first.double_quantized();
+}
+
+/// A layer that holds gate and up becomes two, which read the same u.
+/// @returns false where a nested block would be cut.
+bool halve(ops::PassGroup& group, const QuantizedTensor& kind) {
+  const ops::PassLinear whole = group.linears.front();
+  const int64_t elements = whole.rows / 2 * group.columns, blocks = elements / kind.block_size;
+  if (whole.rows % 2 != 0 || elements % (2 * kind.block_size) != 0) return false;
+  if (whole.nested_absmax.defined() && blocks % kind.nested_block_size != 0) return false;
+  group.linears.clear();
+  for (const int64_t half : {0, 1}) {
+    const auto part = [&](const at::Tensor& of_all, int64_t count) { return of_all.flatten().narrow(0, half * count, count); };
+    ops::PassLinear own = whole;
+    own.rows = whole.rows / 2;
+    own.packed = part(whole.packed, elements / 2);
+    own.absmax = part(whole.absmax, blocks);
+    if (own.nested_absmax.defined()) own.nested_absmax = part(whole.nested_absmax, blocks / kind.nested_block_size);
+    if (own.b.defined()) own.b = own.b.narrow(0, half * own.rows, own.rows);
+    group.linears.push_back(std::move(own));
+  }
+  return true;
 }
 
 /// @param first  the kind that all weights must have.
@@ -37,6 +50,7 @@ std::optional<ops::PassGroup> group_of(const BlockData& block, Group group, cons
                                        const QuantizedTensor& first) {
   ops::PassGroup found;
   std::vector<std::optional<DecodeAdapter>> own;
+  int64_t rank = 0;
   for (size_t i = 0; i < block.shape.linears.size(); ++i) {
     if (block.shape.linears[i] != group) continue;
     const QuantizedTensor& weight = block.weights.projections[i].quantized;
@@ -48,13 +62,16 @@ std::optional<ops::PassGroup> group_of(const BlockData& block, Group group, cons
                              .nested_absmax = weight.nested_absmax,
                              .nested_offset = weight.nested_offset,
                              .rows = weight.shape[0],
+                             .u_column = rank,
                              .b = adapter ? adapter->b : at::Tensor(),
                              .scaling = adapter ? adapter->scaling : 1.0});
+    if (adapter) rank += adapter->b.size(1);
   }
   const JoinedInputs joined = JoinedInputs::of(own);
   if (!joined.together || joined.scaled) return std::nullopt;
   found.a = joined.a;
   found.bias = block.biases[static_cast<size_t>(group)];
+  if (group == Group::kGateUp && found.linears.size() == 1 && !halve(found, first)) return std::nullopt;
   return found;
 }
 
@@ -90,7 +107,7 @@ std::optional<ops::PassBlock> block_of(const BlockData& block, const DecodeAdapt
 std::unique_ptr<ops::DecodePass> decode_pass_of(CausalLM& model, const DecodeAdapters* adapters, const GenerationCache& cache,
                                                 const at::Tensor& numbers) {
   Decoder& decoder = model.decoder();
-  if (!is_asked_for() || model.dtype() != at::kBFloat16 || decoder.weight_stream() || decoder.is_sharded()) return nullptr;
+  if (model.dtype() != at::kBFloat16 || decoder.weight_stream() || decoder.is_sharded()) return nullptr;
   if (adapters == nullptr && model.adapters().in_use()) return nullptr;
   const BlockShape& shape = decoder.blocks().front().shape();
   const QuantizedTensor& first = decoder.blocks().front().weights().projections.front().quantized;

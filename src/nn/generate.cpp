@@ -12,6 +12,7 @@
 #include "core/check.hpp"
 #include "nn/generation_cache.hpp"
 #include "nn/generation_size.hpp"
+#include "nn/host_values.hpp"
 #include "nn/slot_arena.hpp"
 #include "ops/device_memory.hpp"
 #include "qlorapp/core/units.hpp"
@@ -70,6 +71,7 @@ class Generation {
     cache_ = make_cache(model, size.rows, size.longest, size.slots);
     cache_.adapters_are_constant = true;
     arena_ = SlotArena(size.slots);
+    if (options.min_new_tokens > 0) ends_ = ends();
     if (is_penalized())
       seen_ = at::zeros({std::ssize(seats_), model.config().vocab_size}, at::TensorOptions(model.device()).dtype(at::kBool));
   }
@@ -77,7 +79,7 @@ class Generation {
   Prompts run() {
     while (next_ < prompts_.size() || taken_ > 0) {
       enter();
-      pass();
+      if (taken_ > 0) pass();  // the first tokens can end all
     }
     return std::move(generated_);
   }
@@ -105,9 +107,7 @@ class Generation {
   [[nodiscard]] Bytes cache_bytes() const {
     return options_.cache_bytes > 0 ? Bytes{options_.cache_bytes} : Bytes{ops::free_memory(model_.device()).count / 10 * 9};
   }
-  [[nodiscard]] at::Tensor on_device(const std::vector<int64_t>& values) const {
-    return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(model_.device());
-  }
+  [[nodiscard]] at::Tensor sent(const std::vector<int64_t>& values) const { return on_device(values, model_.device()); }
 
   /// Seats waiting prompts, in their order, and computes them. Unless no row is left, some seats must be free: a pass of few prompts costs as
   /// much as one of some more.
@@ -133,7 +133,7 @@ class Generation {
       ++taken_;
       if (is_penalized()) {
         seen_.select(0, number).zero_();
-        seen_.select(0, number).index_fill_(0, on_device(prompt), true);
+        seen_.select(0, number).index_fill_(0, sent(prompt), true);
       }
     }
     compute_prompts(entered);
@@ -167,51 +167,112 @@ class Generation {
     }
     compute(whole);
     if (rest.empty()) return;
-    const at::Tensor read = on_device(from), written = on_device(to);
+    const at::Tensor read = sent(from), written = sent(to);
     for (KeyValueCache& block : cache_.blocks) {
       for (at::Tensor* slots : {&block.keys, &block.values}) slots->index_copy_(0, written, slots->index_select(0, read));
     }
     compute(rest);
   }
 
-  /// One more token of each row.
+  /// Tokens of some rows, chosen on the device.
+  struct Chosen {
+    std::vector<int64_t> seats;
+    std::vector<size_t> rows;  ///< Of the seats, then.
+    at::Tensor tokens;         ///< (R) int64.
+    ArrivingValues host;       ///< The same.
+  };
+
+  /// One more token of each row. On a GPU the next pass is launched before the tokens are read that it continues; what it computes of a row
+  /// that they end is dropped.
   void pass() {
+    const Chosen chosen = ahead_ ? *std::exchange(ahead_, std::nullopt) : launch(next_parts());
+    if (goes_on()) ahead_ = launch_behind(chosen);
+    take(chosen);
+  }
+
+  [[nodiscard]] std::vector<Part> next_parts() {
     std::vector<Part> parts;
-    std::vector<int64_t> again;
     for (int64_t seat = 0; seat < std::ssize(seats_); ++seat) {
       const Seat& own = seats_[static_cast<size_t>(seat)];
       if (!own.row) continue;
       int64_t& length = cache_.lengths[static_cast<size_t>(seat)];
       if (outgrows(model_.config(), length, length + 1)) {  // it is the only row
-        again = prompts_[*own.row];
-        again.insert(again.end(), generated_[*own.row].begin(), generated_[*own.row].end());
+        again_ = prompts_[*own.row];
+        again_.insert(again_.end(), generated_[*own.row].begin(), generated_[*own.row].end());
         length = 0;
-        parts.push_back({seat, again});
+        parts.push_back({seat, again_});
       } else {
         parts.push_back({seat, std::span(&own.token, 1)});
       }
     }
-    compute(parts);
+    return parts;
   }
 
-  void compute(const std::vector<Part>& parts) {
-    if (parts.empty()) return;
-    std::vector<int64_t> tokens, counts, seats, rows, positions;
+  /// Whether a pass may follow one whose tokens have not been read: no prompt waits for a seat that they could free, and no row's angles change.
+  [[nodiscard]] bool goes_on() const {
+    if (!model_.device().is_cuda() || next_ < prompts_.size()) return false;
+    const auto changes = [&](int64_t length) { return outgrows(model_.config(), length, length + 1); };
+    for (size_t seat = 0; seat < seats_.size(); ++seat) {
+      if (seats_[seat].row && changes(cache_.lengths[seat])) return false;
+    }
+    return true;
+  }
+
+  /// Of the rows that need a token behind those; nothing where there are none.
+  [[nodiscard]] std::optional<Chosen> launch_behind(const Chosen& before) {
+    std::vector<int64_t> seats, positions, kept;
+    for (size_t i = 0; i < before.seats.size(); ++i) {
+      const size_t row = before.rows[i];
+      const int64_t position = std::ssize(generated_[row]) + 1;
+      if (seats_[static_cast<size_t>(before.seats[i])].row != row || position >= most_of(row)) continue;
+      seats.push_back(before.seats[i]);
+      positions.push_back(position);
+      kept.push_back(static_cast<int64_t>(i));
+    }
+    if (kept.empty()) return std::nullopt;
+    const at::Tensor tokens = kept.size() == before.seats.size() ? before.tokens : before.tokens.index_select(0, sent(kept));
+    return choose(tokens, std::move(seats), std::vector<int64_t>(kept.size(), 1), positions);
+  }
+
+  [[nodiscard]] Chosen launch(const std::vector<Part>& parts) {
+    std::vector<int64_t> tokens, counts, seats, positions;
     for (const Part& part : parts) {
       tokens.insert(tokens.end(), part.tokens.begin(), part.tokens.end());
       counts.push_back(std::ssize(part.tokens));
       seats.push_back(part.seat);
-      const size_t row = *seats_[static_cast<size_t>(part.seat)].row;
-      rows.push_back(number_of(row));
-      positions.push_back(std::ssize(generated_[row]));
+      positions.push_back(std::ssize(generated_[*seats_[static_cast<size_t>(part.seat)].row]));
     }
-    const at::Tensor logits = model_.logits(forward_cached(model_, on_device(tokens), seats, counts, cache_));
-    const at::Tensor seat_ids = is_penalized() ? on_device(seats) : at::Tensor();
+    return choose(sent(tokens), std::move(seats), counts, positions);
+  }
+
+  /// @param tokens  counts[i] of each seat.  @param positions  new tokens that the rows have.
+  [[nodiscard]] Chosen choose(const at::Tensor& tokens, std::vector<int64_t> seats, const std::vector<int64_t>& counts,
+                              const std::vector<int64_t>& positions) {
+    std::vector<size_t> rows;
+    std::vector<int64_t> numbers;
+    for (const int64_t seat : seats) {
+      rows.push_back(*seats_[static_cast<size_t>(seat)].row);
+      numbers.push_back(number_of(rows.back()));
+    }
+    const at::Tensor logits = model_.logits(forward_cached(model_, tokens, seats, counts, cache_));
+    const at::Tensor seat_ids = is_penalized() ? sent(seats) : at::Tensor();
     const at::Tensor scores = warped_logits(logits, is_penalized() ? seen_.index_select(0, seat_ids) : at::Tensor(),
                                             blocked_now(positions), options_.sampling);
-    const std::vector<int64_t> chosen = choose_tokens(scores, rows, positions, options_.sampling);
-    if (is_penalized()) seen_.index_put_({seat_ids, on_device(chosen)}, at::ones({}, seen_.options()));
-    for (size_t i = 0; i < parts.size(); ++i) take(seats[i], chosen[i]);
+    const at::Tensor chosen = choose_tokens(scores, numbers, positions, options_.sampling);
+    if (is_penalized()) seen_.index_put_({seat_ids, chosen}, at::ones({}, seen_.options()));
+    return {std::move(seats), std::move(rows), chosen, ArrivingValues(chosen)};
+  }
+
+  void compute(const std::vector<Part>& parts) {
+    if (!parts.empty()) take(launch(parts));
+  }
+
+  /// Reads them.
+  void take(const Chosen& chosen) {
+    const std::vector<int64_t> tokens = chosen.host.read();
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (seats_[static_cast<size_t>(chosen.seats[i])].row == chosen.rows[i]) take(chosen.seats[i], tokens[i]);
+    }
   }
 
   void take(int64_t seat, int64_t token) {
@@ -229,16 +290,19 @@ class Generation {
     if (options_.on_end) options_.on_end(row, text);
   }
 
-  /// The eos tokens that the model has at all, in rows where they are not allowed yet.
+  /// The eos tokens that the model has at all: (V) bool on the device.
+  [[nodiscard]] at::Tensor ends() const {
+    const at::Tensor found = at::zeros({model_.config().vocab_size}, at::kBool);
+    for (const int64_t id : options_.eos_token_ids) {
+      if (id >= 0 && id < model_.config().vocab_size) found.select(0, id).fill_(true);
+    }
+    return found.to(model_.device());
+  }
+  /// The same in rows where they are not allowed yet.
   [[nodiscard]] at::Tensor blocked_now(const std::vector<int64_t>& positions) const {
     if (std::ranges::min(positions) >= options_.min_new_tokens) return {};
-    const at::Tensor blocked = at::zeros({model_.config().vocab_size}, at::kBool);
-    for (const int64_t id : options_.eos_token_ids) {
-      if (id >= 0 && id < model_.config().vocab_size) blocked.select(0, id).fill_(true);
-    }
-    if (std::ranges::max(positions) < options_.min_new_tokens) return blocked.to(model_.device());
-    const at::Tensor early = at::tensor(positions, at::kLong).lt(options_.min_new_tokens).unsqueeze(1).to(model_.device());
-    return blocked.to(model_.device()).logical_and(early);
+    if (std::ranges::max(positions) < options_.min_new_tokens) return ends_;
+    return sent(positions).lt(options_.min_new_tokens).unsqueeze(1).logical_and(ends_);
   }
 
   CausalLM& model_;
@@ -250,9 +314,12 @@ class Generation {
   SlotArena arena_;
   GenerationCache cache_;
   at::Tensor seen_;  ///< (seats, V) bool.
+  at::Tensor ends_;  ///< As ends(), where some tokens come before them.
   Angles angles_ = Angles::kShort;
-  size_t next_ = 0;    ///< The first prompt that has no seat yet.
-  int64_t taken_ = 0;  ///< Seats.
+  size_t next_ = 0;              ///< The first prompt that has no seat yet.
+  int64_t taken_ = 0;            ///< Seats.
+  std::optional<Chosen> ahead_;  ///< Of a pass that is launched already.
+  std::vector<int64_t> again_;   ///< Of a row that is computed again.
 };
 
 /// As Generation, of one row after the other.

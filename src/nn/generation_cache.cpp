@@ -10,6 +10,7 @@
 #include "nn/decode_steps.hpp"
 #include "nn/decoder.hpp"
 #include "nn/generation_size.hpp"
+#include "nn/host_values.hpp"
 #include "nn/step_context.hpp"
 #include "ops/memory_tape.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
@@ -110,10 +111,7 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
   const bool one_each = !where.all_new && std::ranges::all_of(counts, [](int64_t count) { return count == 1; });
   // A plan's tokens have no values that a step could bring to the host; what it allocates is the same here.
   if (one_each && !tokens.is_meta()) return cache.steps->forward(model, tokens, rows, cache);
-  const auto on_device = [&](const std::vector<int64_t>& values) {
-    return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(model.device());
-  };
-  where.slots = on_device(slots);
+  where.slots = on_device(slots, model.device());
   const bool stacked = decoder.on_gpu() && tokens.size(0) > kFewTokens && !one_each;
   const auto copied = [&] {
     const ops::MemoryUseScope use(ops::MemoryUse::kAdapters);
@@ -121,7 +119,7 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
   };
   const std::shared_ptr<const DecodeAdapters> adapters = stacked ? nullptr : copied();
   const StepContext context{.rotations = decoder.rope().reserve(std::ranges::max(where.lengths)),
-                            .positions = on_device(positions),
+                            .positions = on_device(positions, model.device()),
                             .row_starts = row_starts,
                             .training = false,
                             .stacked = stacked,
@@ -137,7 +135,7 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
     x = decoder.blocks()[i].forward(x, context, nullptr, Keep::kInputOnly, &of_block);
   }
   if (!every_token && tokens.size(0) > std::ssize(rows))
-    x = x.is_meta() ? at::empty({std::ssize(rows), x.size(1)}, x.options()) : x.index_select(0, on_device(last));
+    x = x.is_meta() ? at::empty({std::ssize(rows), x.size(1)}, x.options()) : x.index_select(0, on_device(last, model.device()));
   return std::get<0>(decoder.last_norm(x));
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/check.hpp"
 #include "core/philox.hpp"
+#include "nn/host_values.hpp"
 
 namespace qlorapp {
 namespace {
@@ -79,26 +80,18 @@ at::Tensor warped_logits(const at::Tensor& logits, const at::Tensor& seen, const
   return scores;
 }
 
-std::vector<int64_t> choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows, std::span<const int64_t> positions,
-                                   const SamplingOptions& options) {
-  at::Tensor chosen;
-  if (options.do_sample) {
-    std::vector<double> draws;
-    for (size_t i = 0; i < rows.size(); ++i) draws.push_back(uniform(options.seed, positions[i], rows[i]));
-    const at::Tensor sums = logits.to(at::kDouble).softmax(-1).cumsum(-1);
-    const at::Tensor total = sums.narrow(-1, sums.size(-1) - 1, 1);
-    const at::Tensor draw = at::tensor(draws, at::TensorOptions().dtype(at::kDouble)).to(logits.device()).unsqueeze(1) * total;
-    // The first token whose sum lies above the draw: one of probability 0 adds nothing and is never it. Rounding up to the
-    // total itself would name no token; the last with a probability is meant then.
-    const at::Tensor last = sums.lt(total).sum(-1, /*keepdim=*/true);
-    chosen = at::minimum(sums.le(draw).sum(-1, /*keepdim=*/true), last).squeeze(1);
-  } else {
-    chosen = logits.argmax(-1);
-  }
-  if (chosen.is_meta()) return std::vector<int64_t>(rows.size(), 0);  // a plan's
-  const at::Tensor host = chosen.to(at::kCPU, at::kLong).contiguous();
-  const auto* ids = host.const_data_ptr<int64_t>();
-  return {ids, ids + host.numel()};
+at::Tensor choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows, std::span<const int64_t> positions,
+                         const SamplingOptions& options) {
+  if (!options.do_sample) return logits.argmax(-1);
+  std::vector<double> draws;
+  for (size_t i = 0; i < rows.size(); ++i) draws.push_back(uniform(options.seed, positions[i], rows[i]));
+  const at::Tensor sums = logits.to(at::kDouble).softmax(-1).cumsum(-1);
+  const at::Tensor total = sums.narrow(-1, sums.size(-1) - 1, 1);
+  const at::Tensor draw = on_device(draws, logits.device()).unsqueeze(1) * total;
+  // The first token whose sum lies above the draw: one of probability 0 adds nothing and is never it. Rounding up to the
+  // total itself would name no token; the last with a probability is meant then.
+  const at::Tensor last = sums.lt(total).sum(-1, /*keepdim=*/true);
+  return at::minimum(sums.le(draw).sum(-1, /*keepdim=*/true), last).squeeze(1);
 }
 
 }  // namespace qlorapp

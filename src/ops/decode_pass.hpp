@@ -16,8 +16,8 @@ namespace qlorapp::ops {
 struct PassLinear {
   at::Tensor packed, absmax;                ///< As linear_4bit's.
   at::Tensor nested_absmax, nested_offset;  ///< Undefined without double quantization; of one pass all or none.
-  int64_t rows = 0;
-  at::Tensor b;  ///< (rows, r) contiguous, bfloat16; undefined: no adapter.
+  int64_t rows = 0, u_column = 0;           ///< Its rows of PassGroup::a begin with u_column.
+  at::Tensor b;                             ///< (rows, r) contiguous, bfloat16; undefined: no adapter.
   double scaling = 1;
 };
 

@@ -46,8 +46,8 @@ struct SamplingOptions {
 /// @param logits     (R, V) as warped_logits returns them.
 /// @param rows       of each row, its number: part of the key of its random numbers.
 /// @param positions  of each row, its tokens generated so far, the other part.
-/// @returns the chosen token of each row. Synchronizes once.
-[[nodiscard]] std::vector<int64_t> choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows,
-                                                 std::span<const int64_t> positions, const SamplingOptions& options);
+/// @returns the chosen token of each row, (R) int64 on the device of the logits. Does not synchronize.
+[[nodiscard]] at::Tensor choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows, std::span<const int64_t> positions,
+                                       const SamplingOptions& options);
 
 }  // namespace qlorapp

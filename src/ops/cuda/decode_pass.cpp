@@ -83,6 +83,7 @@ class Writer {
     phase.a = address_of(group.a);
     phase.bias = address_of(group.bias);
     phase.wide_ranks = true;
+    phase.ranks = group.a.defined() ? static_cast<int>(group.a.size(0)) : 0;
     is_known_ = is_known_ && group.linears.size() <= PassPhase::kMostWeights && x.size(1) == group.columns && lies_at(phase.a, 16);
     for (const PassLinear& linear : group.linears) {
       if (phase.count == PassPhase::kMostWeights) break;
@@ -96,18 +97,17 @@ class Writer {
         weight.nested_offset = linear.nested_offset.const_data_ptr<float>();
       }
       weight.n = static_cast<int>(linear.rows);
-      weight.u_column = phase.ranks;
+      weight.u_column = static_cast<int>(linear.u_column);
       if (linear.b.defined()) {
+        is_known_ = is_known_ && linear.u_column + linear.b.size(1) <= phase.ranks;
         weight.b = linear.b.const_data_ptr();
         weight.rank = static_cast<int>(linear.b.size(1));
         weight.scaling = static_cast<float>(linear.scaling);
         phase.wide_ranks = phase.wide_ranks && weight.rank % 8 == 0 && weight.u_column % 8 == 0 && lies_at(weight.b, 16);
       }
-      phase.ranks += weight.rank;
       phase.width += weight.n;
     }
     phase.wide_ranks = phase.wide_ranks && phase.ranks % 8 == 0;
-    is_known_ = is_known_ && (phase.ranks == 0 || (group.a.defined() && group.a.size(0) == phase.ranks));
     return phase;
   }
   bool add(PassPhase& phase) {
