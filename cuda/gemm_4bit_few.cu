@@ -226,7 +226,7 @@ cudaError_t launch_few(const GemmFourBitGroup& asked, int multiprocessors, Strea
 
 }  // namespace
 
-bool forms_u(int64_t m) { return m <= kFewTokens; }
+bool forms_u(const GemmFourBitGroup& work) { return work.m <= kFewTokens || goes_wide(work); }
 
 bool has_gemm_4bit_group(int64_t m, int64_t k, int64_t block_size, int64_t nested_block_size, Float type, int arch) {
   return arch >= 90 && type != Float::kFloat32 && m >= 1 && m <= 128 && k >= kStage && k % kStage == 0 && block_size == kBlock &&
@@ -234,11 +234,13 @@ bool has_gemm_4bit_group(int64_t m, int64_t k, int64_t block_size, int64_t neste
 }
 
 int64_t gemm_4bit_group_floats(const GemmFourBitGroup& work, int multiprocessors) {
-  return forms_u(work.m) ? 0 : more_rows_floats(work, multiprocessors);
+  if (work.m <= kFewTokens) return 0;
+  return goes_wide(work) ? wide_rows_floats(work, multiprocessors) : more_rows_floats(work, multiprocessors);
 }
 
 cudaError_t gemm_4bit_group(const GemmFourBitGroup& work, int multiprocessors, Stream stream) {
-  if (!forms_u(work.m)) return multiply_more_rows(work, multiprocessors, stream);
+  if (work.m > kFewTokens)
+    return goes_wide(work) ? multiply_wide_rows(work, multiprocessors, stream) : multiply_more_rows(work, multiprocessors, stream);
   return work.type == Float::kFloat16 ? launch_few<__half>(work, multiprocessors, stream)
                                       : launch_few<__nv_bfloat16>(work, multiprocessors, stream);
 }

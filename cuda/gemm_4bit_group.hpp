@@ -39,11 +39,11 @@ struct GemmFourBitGroup {
   int64_t m = 0, k = 0;
   GroupWeight weights[kMostWeights];  // NOLINT: of kernels, too
   int count = 0;
-  const void* a = nullptr;  ///< (Σ rank, k) contiguous, aligned to 16 bytes, where forms_u(m): u is formed here. Else not read.
+  const void* a = nullptr;  ///< (Σ rank, k) contiguous, aligned to 16 bytes, where forms_u(): u is formed here. Else not read.
   void* u = nullptr;        ///< (m, Σ rank) contiguous, written or read; null: no adapters.
   int64_t ranks = 0;        ///< Σ rank.
   unsigned* counters =
-      nullptr;  ///< Two, 0 before and after; where forms_u(m). Launches that share them follow each other in a stream.
+      nullptr;  ///< Two, 0 before and after; where forms_u(). Launches that share them follow each other in a stream.
   const void* bias = nullptr;  ///< (Σ n); null: none.
   int64_t nested_block_size = 256;
   QuantType quant_type = QuantType::kNf4;
@@ -53,9 +53,9 @@ struct GemmFourBitGroup {
 /// Whether there is a kernel: sm_80 and newer, m up to 128, k a multiple of 256, blocks of 64.
 /// @param arch  what code_architecture() says.
 [[nodiscard]] bool has_gemm_4bit_group(int64_t m, int64_t k, int64_t block_size, int64_t nested_block_size, Float type, int arch);
-/// Whether the launch forms u from a.
-[[nodiscard]] bool forms_u(int64_t m);
-/// Of memory between its two launches; 0 where there is one.
+/// Whether the launch forms u from a. Reads what is not memory of the work.
+[[nodiscard]] bool forms_u(const GemmFourBitGroup& work);
+/// Of memory between its launches; 0 where there is one.
 [[nodiscard]] int64_t gemm_4bit_group_floats(const GemmFourBitGroup& work, int multiprocessors);
 /// Asynchronous; allocates nothing.
 [[nodiscard]] cudaError_t gemm_4bit_group(const GemmFourBitGroup& work, int multiprocessors, Stream stream);

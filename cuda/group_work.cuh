@@ -15,6 +15,10 @@ namespace qlorapp::cuda {
 /// More than 8 rows of x (gemm_4bit_more.cu), and the floats between its two launches.
 cudaError_t multiply_more_rows(const GemmFourBitGroup& work, int multiprocessors, Stream stream);
 int64_t more_rows_floats(const GemmFourBitGroup& work, int multiprocessors);
+/// The same on the tensor cores of sm_90a (gemm_4bit_wide.cu), and whether the device and the work are such.
+bool goes_wide(const GemmFourBitGroup& work);
+cudaError_t multiply_wide_rows(const GemmFourBitGroup& work, int multiprocessors, Stream stream);
+int64_t wide_rows_floats(const GemmFourBitGroup& work, int multiprocessors);
 
 namespace {
 
@@ -50,9 +54,10 @@ struct Work {
   bool nested, nf4;
   int64_t first_strip[GemmFourBitGroup::kMostWeights + 1];  ///< Of each weight, in strips of the kernel's height; then of all.
   int64_t first_row[GemmFourBitGroup::kMostWeights + 1];
-  int64_t splits;              ///< Of k.
+  int64_t splits;              ///< Of k; of gemm_4bit_wide.cu the CTAs, at most.
   int64_t strips_each, tiles;  ///< Of up to 8 rows of x: strips of a team at a time, and how often that is.
   bool wide_ranks;             ///< Rows of u and B are whole 16 bytes.
+  unsigned char* laid;         ///< gemm_4bit_wide.cu's x.
 };
 
 /// The weight that a strip belongs to.
@@ -74,7 +79,8 @@ inline Work work_of(const GemmFourBitGroup& asked, int64_t height) {
             .splits = 1,
             .strips_each = 0,
             .tiles = 0,
-            .wide_ranks = asked.ranks % 8 == 0 && aligned_to(asked.u, 16)};
+            .wide_ranks = asked.ranks % 8 == 0 && aligned_to(asked.u, 16),
+            .laid = nullptr};
   for (int i = 0; i < asked.count; ++i) {
     work.first_strip[i + 1] = work.first_strip[i] + (asked.weights[i].n + height - 1) / height;
     work.first_row[i + 1] = work.first_row[i] + asked.weights[i].n;

@@ -97,7 +97,7 @@ std::vector<unsigned char> run(Program& program) {
     program.product(of_qkv);
     PassPhase attention;
     attention.kind = PassKind::kAttention, attention.x = qkv, attention.y = out;
-    const int64_t slots = 2 * program.longest * program.kv_heads * program.dim;
+    const int64_t slots = m * program.longest * program.kv_heads * program.dim;
     attention.keys = program.filled(slots), attention.values = program.filled(slots);
     attention.half = program.dim / 2 - block;  // a part of a head stays
     attention.cos = static_cast<const float*>(program.keep(Memory(numbers(Float::kFloat32, program.longest * attention.half))));
@@ -120,11 +120,9 @@ std::vector<unsigned char> run(Program& program) {
     program.phases[static_cast<size_t>(i)].next_product = next;
     if (program.phases[static_cast<size_t>(i)].kind == PassKind::kProduct) next = i;
   }
-  // Rows beyond the second repeat it.
   std::vector<int64_t> positions, slots, starts, lengths;
   for (int row = 0; row < m; ++row) {
-    const int64_t length = row == 0 ? program.longest : std::max<int64_t>(1, program.longest / 2),
-                  first = row == 0 ? 0 : program.longest;
+    const int64_t length = row == 0 ? program.longest : std::max<int64_t>(1, program.longest / 2), first = row * program.longest;
     positions.push_back(length - 1), slots.push_back(first + length - 1), starts.push_back(first), lengths.push_back(length);
   }
   const Memory all(program.phases), of_positions(positions), of_slots(slots), of_starts(starts), of_lengths(lengths);

@@ -110,7 +110,7 @@ void linear_4bit_group(at::Tensor& y, const at::Tensor& x, at::TensorList packed
     TORCH_CHECK_VALUE(a.has_value() && a->dim() == 2 && a->size(0) == rank && a->size(1) == x.size(1) && a->is_contiguous() &&
                           a->scalar_type() == x.scalar_type() && lies_at(a->const_data_ptr(), 16),
                       "[", kGroup, "] a must be contiguous (", rank, ", ", x.size(1), ") in the dtype of x, at 16 bytes.");
-    if (cuda::forms_u(work.m)) {
+    if (cuda::forms_u(work)) {
       u = at::empty({x.size(0), rank}, x.options());
       work.a = a->const_data_ptr();
       work.counters = reinterpret_cast<unsigned*>(counters_of(x.device()).mutable_data_ptr<int32_t>());
