@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "core/check.hpp"
 #include "nn/decode_steps.hpp"
@@ -20,6 +21,9 @@ namespace {
 
 /// (rows · capacity, H, D) as (rows, capacity, H, D).
 at::Tensor by_row(const at::Tensor& slots, int64_t rows) { return slots.unflatten(0, {rows, -1}); }
+
+/// Threads that generate with one model share its tables of rotations, which a pass may replace.
+std::mutex passes;
 
 }  // namespace
 
@@ -90,6 +94,7 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
                           GenerationCache& cache, bool every_token) {
   const at::NoGradGuard no_grad;
   Decoder& decoder = model.decoder();
+  const std::lock_guard turn(passes);
   std::vector<int64_t> positions, slots, row_starts{0}, last;
   CacheRows where{.capacity = cache.capacity, .all_new = true};
   for (size_t i = 0; i < rows.size(); ++i) {
