@@ -177,7 +177,7 @@ def cached(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
     if given.get("labels") is not None:
         raise ValueError("labels together with a cache")
     if cache.held is None:
-        padding = _left_padding(given.get("attention_mask"), rows, columns)
+        padding = left_padding(given, rows, columns)
     elif rows != len(cache.padding):
         raise ValueError("the number of rows differs from the cache's")
     else:
@@ -200,13 +200,17 @@ def cached(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
     return CausalLMOutput(None, logits, cache)
 
 
-def _left_padding(mask: torch.Tensor | None, rows: int, columns: int) -> list[int]:
-    """The left padding of each row. @raises ValueError for other padding."""
-    if mask is None:
-        return [0] * rows
-    present = (mask != 0).cpu()  # one copy: a question per row would wait for the GPU once per row
-    padding = columns - present.sum(-1)
-    if mask.shape != (rows, columns) or not torch.equal(present, torch.arange(columns) >= padding[:, None]):
-        raise ValueError("the cache's first tokens have padding that is not on the left")
+def left_padding(given: dict[str, Any], rows: int, columns: int) -> list[int]:
+    """The left padding of each row. @raises ValueError for other padding, and for positions that do not count the tokens behind it."""
+    mask, positions = given.get("attention_mask"), given.get("position_ids")
+    padding, places = torch.zeros(rows, dtype=torch.long), torch.arange(columns)
+    if mask is not None:
+        present = (mask != 0).cpu()  # one copy: a question per row would wait for the GPU once per row
+        padding = columns - present.sum(-1)
+        if mask.shape != (rows, columns) or not torch.equal(present, places >= padding[:, None]):
+            raise ValueError("the cache's first tokens have padding that is not on the left")
+    counted = places - padding[:, None]
+    if positions is not None and not bool(((positions.cpu() == counted) | (counted < 0)).all()):
+        raise ValueError("position_ids do not count each row's tokens from 0")
     found: list[int] = padding.tolist()
     return found
