@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Generation: choosing tokens, and the loop around it.
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <span>
 
@@ -25,6 +26,9 @@ StopStrings stop_strings(std::vector<std::string> strings, const py::function& d
           }};
 }
 
+/// Without on_token: acquiring the GIL for every token of every row would take longer than a step of a small model.
+constexpr std::chrono::milliseconds kBetweenSignals{20};
+
 /// on_token(row, token) and on_end(row, tokens) are called with the GIL; between tokens signals are looked for, so that a stop button works.
 std::vector<std::vector<int64_t>> generate_rows(CausalLM& model, const std::vector<std::vector<int64_t>>& prompts,
                                                 int64_t max_new_tokens, int64_t min_new_tokens, std::vector<int64_t> eos_token_ids,
@@ -41,7 +45,11 @@ std::vector<std::vector<int64_t>> generate_rows(CausalLM& model, const std::vect
                       .max_rows = max_rows,
                       .deterministic = deterministic,
                       .cache_bytes = cache_bytes};
+  auto looked = std::chrono::steady_clock::now();
   all.on_token = [&](int64_t row, int64_t token) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!on_token && now - looked < kBetweenSignals) return true;
+    looked = now;
     const py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     return !on_token || (*on_token)(row, token).cast<bool>();

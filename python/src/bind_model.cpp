@@ -27,6 +27,7 @@
 #include "qlorapp/io/merge.hpp"
 #include "qlorapp/io/save_model.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/nn/generate.hpp"
 #include "qlorapp/train/importance.hpp"
 #include "qlorapp/train/verify_export.hpp"
 #include "quantizer_options.hpp"
@@ -311,6 +312,7 @@ void bind_model(py::module_& m) {
           "Path of the decoder: \"model\", or \"model.language_model\" of a wrapper.")
       .def_property_readonly("tied", [](const CausalLM& self) { return self.config().tie_word_embeddings; })
       .def_property_readonly("vocab_size", [](const CausalLM& self) { return self.config().vocab_size; })
+      .def_property_readonly("position_limit", [](const CausalLM& self) { return position_limit(self.config()); })
       .def_property_readonly("eos_token_ids", [](const CausalLM& self) { return self.config().eos_token_ids; })
       .def_property_readonly("lora_dropout",
                              [](const CausalLM& self) { return !self.adapters().empty() ? self.lora_config().lora_dropout : 0.0; })

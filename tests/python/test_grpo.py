@@ -8,6 +8,7 @@ import qlorapp
 import torch
 import transformers
 import trl
+from qlorapp import _C
 from qlorapp.hf.forward import engine_of
 from tiny_trainer import NF4, adapted, losses, tokenizer
 
@@ -140,6 +141,20 @@ def test_rewards_and_losses_are_those_of_transformers(folder, tmp_path, options)
         torch.testing.assert_close(
             torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def test_rollouts_run_in_cpp_s_loop(folder, tmp_path, monkeypatch):
+    plain, seen = _C.generate, []
+
+    def generate(core, prompts, **options):
+        seen.append(prompts)
+        return plain(core, prompts, **options)
+
+    monkeypatch.setattr(_C, "generate", generate)
+    trainer = trainer_of(adapted(four_bit(folder)), tmp_path, even_tokens)
+    trainer.train()
+    assert len(seen) == 3 and all(len(prompts) == 16 and prompts[0] == prompts[7] != prompts[8] for prompts in seen)
+    assert not reasons(trainer.model) and logs_of(trainer)[0]["reward_std"] > 0
 
 
 def test_adapters_that_trl_rounds_train_in_float32(folder, tmp_path):

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -112,6 +113,8 @@ class Engine:
         self._pristine: tuple[Any] | None = None
         #: Counts checks of the modules, which also set C++'s active adapter.
         self.checks = 0
+        #: Held while C++'s loop generates. Another thread switches the adapter afterwards.
+        self.loop = threading.RLock()
         self._keep = "everything"
         self._told: set[str] = set()
 
@@ -177,27 +180,29 @@ class Engine:
 
         PEFT's Parameter objects stay, with the arena's memory, which is float32. Optimizers made earlier keep working.
         """
-        self._shown = layers or []
-        if layers is None:
-            self.core.enable_adapters(False)
-            self.shown = ""
-            return
-        self.core.enable_adapters(True)
-        bound = self._bound.get(name)
-        if bound is None or not self._is_current(bound, layers):
-            self._move_in(name, layers)
-        self.shown = self._names[name]
-        if self.core.active_adapter != self.shown:
-            self.core.active_adapter = self.shown
+        current = layers is not None and self._is_current(self._bound.get(name), layers)
+        stays = self.shown == self._names[name] if current else layers is None and not self.shown
+        with contextlib.nullcontext() if stays else self.loop:
+            self._shown = layers or []
+            self.core.enable_adapters(layers is not None)
+            if layers is None:
+                self.shown = ""
+                return
+            if not current:
+                self._move_in(name, layers)
+            self.shown = self._names[name]
+            if self.core.active_adapter != self.shown:
+                self.core.active_adapter = self.shown
 
     def active_parameters(self) -> list[torch.nn.Parameter]:
         """The parameters of the adapter shown last."""
         return [parameter for layer in self._shown for parameter in (layer.a, layer.b)]
 
     @staticmethod
-    def _is_current(bound: Bound, layers: list[AdapterLayer]) -> bool:
+    def _is_current(bound: Bound | None, layers: list[AdapterLayer]) -> bool:
         return (
-            len(bound.layers) == len(layers)
+            bound is not None
+            and len(bound.layers) == len(layers)
             and all(
                 old.a is new.a and old.b is new.b and old.scaling == new.scaling and old.dropout == new.dropout
                 for old, new in zip(bound.layers, layers, strict=True)

@@ -4,19 +4,24 @@
 import dataclasses
 import functools
 import inspect
+import logging
+import types
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ..precision import own_dtypes
-from . import passes
+from . import decoding, passes
 from .cache import CACHE, EngineCache
 from .engine import Engine
-from .pristine import why_not
+from .pristine import has_hooks, why_not
+
+_log = logging.getLogger("qlorapp")
 
 
 class EngineForward:
@@ -79,6 +84,14 @@ class EngineForward:
         # The next token of the same generate() needs no check of its own: a check can take as long as the token's kernels.
         past.check = engine.checks if past.is_private and found is not None else -1
         return found
+
+
+def is_own_forward(forward: Any) -> bool:
+    """Whether the forward is the engine's, or TRL's head over it. Each trainer of TRL puts one over that of the trainer before."""
+    function: Any = getattr(forward, "__func__", None)
+    if getattr(getattr(function, "__code__", None), "co_name", "") != "_fused_forward":
+        return isinstance(forward, EngineForward)
+    return any(is_own_forward(cell.cell_contents) for cell in function.__closure__ or ())
 
 
 def served(
@@ -171,28 +184,93 @@ def engine_of(model: Any) -> Engine | None:
 
 
 def attach(model: Any, core: Any) -> Engine:
-    """Attaches an engine that shares the model's memory: forward, and the cache of generate()."""
+    """Attaches an engine that shares the model's memory: forward, and generate() with its cache."""
     backbone = EngineBackbone(model, None, type(model.base_model).forward)
     model.base_model.forward = backbone  # before the engine records the module tree
     engine = Engine(model, core)
     backbone.attach(engine)
     model.forward = EngineForward(model, engine, type(model).forward)
     model._prepare_cache_for_generation = _CachePreparation(model, engine)
+    model.generate = _Generate(model, engine)
     return engine
 
 
-class _CachePreparation:
-    """Replaces generate()'s cache preparation: the engine's cache if it will compute, else transformers'."""
+class _Method:
+    """A method of one model, which it does not keep alive. That of a copied model has no engine."""
 
     def __init__(self, model: Any, engine: Engine | None) -> None:
         self._model, self._engine = weakref.ref(model), engine
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_CachePreparation":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Method":
         copied = memo.get(id(self._model()))
-        return _CachePreparation(copied if copied is not None else self._model(), None)
+        return type(self)(copied if copied is not None else self._model(), None)
 
     def __reduce__(self) -> Any:
-        return _CachePreparation, (self._model(), None)
+        return type(self), (self._model(), None)
+
+
+class _Generate(_Method):
+    """Replaces model.generate: transformers' own, which finds C++'s loop where it looks for its loop over tokens, in the class."""
+
+    def __init__(self, model: Any, engine: Engine | None) -> None:
+        super().__init__(model, engine)
+        theirs = type(model).generate
+        functools.update_wrapper(self, theirs)
+        _, *others = inspect.signature(theirs).parameters.values()
+        self.__signature__ = inspect.Signature(others)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model: Any = self._model()
+        seen = model
+        if self._engine is not None and self._engine.enabled:
+            kind: Any = type(model)
+            seen = object.__new__(_with_loop(kind))
+            object.__setattr__(seen, "__dict__", vars(model))  # the model itself, as an object of another class
+            object.__setattr__(seen, "_native_model", model)
+        return type(model).generate(seen, *args, **kwargs)
+
+
+@functools.cache
+def _with_loop(kind: Any) -> Any:
+    names = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__slots__": ("_native_model",),
+        "_sample": _sample,
+    }
+    return types.new_class(kind.__name__, (kind,), exec_body=lambda space: space.update(names))
+
+
+def _sample(
+    seen: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any,
+    synced_gpus: bool = False, streamer: Any = None, **given: Any,
+) -> Any:  # fmt: skip
+    model: Any = seen._native_model
+    engine, theirs = engine_of(model), type(model)._sample
+    # Of stop_strings. transformers' loop passes it on to forward, and the engine would not compute that.
+    given.pop("tokenizer", None)
+    try:
+        if engine is None:
+            raise decoding.Beyond("the cache's preparation was replaced")
+        if theirs.__globals__.get("__name__") != GenerationMixin.__module__:
+            raise decoding.Beyond("transformers' loop was replaced")
+        if synced_gpus:
+            raise decoding.Beyond("processes generate in step")
+        if has_hooks(model) or not is_own_forward(vars(model).get("forward")):
+            raise decoding.Beyond("the model's forward was replaced or has hooks")
+        if getattr(model.prepare_inputs_for_generation, "__func__", None) is not type(model).prepare_inputs_for_generation:
+            raise decoding.Beyond("prepare_inputs_for_generation was replaced")
+        return decoding.generated(
+            engine, model, input_ids, logits_processor, stopping_criteria, generation_config, streamer, given
+        )
+    except decoding.Beyond as reason:
+        _log.debug("[generate] transformers' loop chooses the tokens: %s.", reason)
+    own = {"synced_gpus": synced_gpus, "streamer": streamer, **given}
+    return theirs(model, input_ids, logits_processor, stopping_criteria, generation_config, **own)
+
+
+class _CachePreparation(_Method):
+    """Replaces generate()'s cache preparation: the engine's cache if it will compute, else transformers'."""
 
     def __call__(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, batch_size: int, length: int

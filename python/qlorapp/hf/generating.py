@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..precision import own_dtypes
 from .forward import engine_of, served
 
 Message = dict[str, Any]
@@ -101,18 +102,19 @@ def generate(
     base = model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
     engine, found = engine_of(base), None
     began = time.perf_counter()
-    with torch.no_grad():
-        # Outside of served(): what C++ refuses here, transformers is not to try.
-        if engine is not None and engine.enabled and not _has_virtual_tokens(model) and served(engine, base, lambda: True):
-            found = _C.generate(
-                engine.core, rows, max_new_tokens=most, min_new_tokens=min_new_tokens, eos_token_ids=ends,
-                sampling=options, on_token=(lambda row, token: not stops.add(row, token)) if texts else None, max_rows=max_rows,
-                cache_bytes=cache_memory, deterministic=deterministic, fits_positions=max_new_tokens is None,
-            )  # fmt: skip
-        if found is None:
-            torch.manual_seed(seed)
-            given = {**sampling, "max_new_tokens": most, "min_new_tokens": min_new_tokens}
-            found = [_through_transformers(model, row, ends, _Stops(stops, number), given) for number, row in enumerate(rows)]
+    if engine is not None and engine.enabled and not _has_virtual_tokens(model):
+        with torch.no_grad(), engine.loop, own_dtypes(engine.core.device):
+            # Outside of served(): what C++ refuses here, transformers is not to try.
+            if served(engine, base, lambda: True):
+                found = _C.generate(
+                    engine.core, rows, max_new_tokens=most, min_new_tokens=min_new_tokens, eos_token_ids=ends,
+                    sampling=options, on_token=(lambda row, token: not stops.add(row, token)) if texts else None, max_rows=max_rows,
+                    cache_bytes=cache_memory, deterministic=deterministic, fits_positions=max_new_tokens is None,
+                )  # fmt: skip
+    if found is None:
+        torch.manual_seed(seed)
+        given = {**sampling, "max_new_tokens": most, "min_new_tokens": min_new_tokens}
+        found = [_through_transformers(model, row, ends, _Stops(stops, number), given) for number, row in enumerate(rows)]
     seconds = time.perf_counter() - began
     for line in stops.unmatched():
         _log.warning("[generate] %s", line)

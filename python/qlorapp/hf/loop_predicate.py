@@ -8,7 +8,7 @@ import transformers.training_args
 
 from .. import _C
 from . import longest_rows, pristine
-from .forward import EngineForward, engine_of
+from .forward import engine_of, is_own_forward
 from .training_arguments import for_cpp
 
 #: Methods of a step, which C++ replaces. With an overridden one torch computes the steps.
@@ -115,7 +115,7 @@ def _model(trainer: Any) -> str:
             return f"{type(level).__name__} has hooks"
         forward = vars(level).get("forward")
         if (
-            forward is not None and not _is_own_forward(forward) and not hasattr(level, "_original_forward")
+            forward is not None and not is_own_forward(forward) and not hasattr(level, "_original_forward")
         ):  # accelerate's autocast
             return f"the forward of {type(level).__name__} was replaced"
     if reason := pristine.why_not(engine, base, needs_gradients=True):
@@ -138,11 +138,3 @@ def _model(trainer: Any) -> str:
 def levels_of(model: Any) -> list[Any]:
     """[PEFT's model, its tuner, transformers' model], or only the last."""
     return [model, model.base_model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
-
-
-def _is_own_forward(forward: Any) -> bool:
-    """Whether the forward is the engine's, or TRL's head over it. Each trainer of TRL puts one over that of the trainer before."""
-    function: Any = getattr(forward, "__func__", None)
-    if getattr(getattr(function, "__code__", None), "co_name", "") != "_fused_forward":
-        return isinstance(forward, EngineForward)
-    return any(_is_own_forward(cell.cell_contents) for cell in function.__closure__ or ())

@@ -45,10 +45,10 @@ def _changed(place: Place) -> str:
         return f"{place.path} was replaced"
     if place.kind.forward is not place.forward or module.__dict__.get("forward") is not place.own_forward:
         return f"the forward of {place.path} was replaced"
-    return f"{place.path} has hooks" if _has_hooks(module) else ""
+    return f"{place.path} has hooks" if has_hooks(module) else ""
 
 
-def _has_hooks(module: torch.nn.Module) -> bool:
+def has_hooks(module: torch.nn.Module) -> bool:
     held = module.__dict__
     if held["_forward_pre_hooks"] or held["_backward_hooks"] or held["_backward_pre_hooks"]:
         return True
@@ -105,14 +105,14 @@ def _adapters(engine: Engine) -> str:
 
 
 def _is_peft_linear(module: Any) -> bool:
-    return type(module) in _KINDS and "forward" not in module.__dict__ and not _has_hooks(module)
+    return type(module) in _KINDS and "forward" not in module.__dict__ and not has_hooks(module)
 
 
 def _changed_below(place: Place) -> str:
     base = place.module
     if type(base) is not place.kind or place.kind.forward is not place.forward or "forward" in base.__dict__:
         return f"the forward of {place.path} was replaced"
-    return f"{place.path} has hooks" if _has_hooks(base) else ""
+    return f"{place.path} has hooks" if has_hooks(base) else ""
 
 
 def _is_or_becomes_float32(parameter: Any) -> bool:
@@ -145,7 +145,7 @@ def _layer(path: str, module: Any, name: str, device: torch.device) -> AdapterLa
     if type(dropout) not in (torch.nn.Dropout, torch.nn.Identity):
         return f"{type(dropout).__name__} over {path}"
     for part in parts:
-        if "forward" in part.__dict__ or _has_hooks(part):
+        if "forward" in part.__dict__ or has_hooks(part):
             return f"the adapter over {path} has hooks"
     a: Any = linear_a._parameters["weight"]
     b: Any = linear_b._parameters["weight"]
