@@ -22,6 +22,7 @@ from engine_checks import (  # noqa: F401  (folder is a fixture)
     transformers_alone,
     with_lora,
 )
+from qlorapp import _C
 from qlorapp.hf import passes as passes_of_the_engine
 from qlorapp.hf.cache import CACHE, EngineCache
 from tiny_llama import ragged_batch
@@ -290,15 +291,24 @@ def passes(monkeypatch):
         counts["cached"] += 1
         return plain(self, *args)
 
+    loop = _C.generate
+
+    def generate(*args, **kwargs):
+        rows = loop(*args, **kwargs)
+        counts["cached"] += max(map(len, rows))
+        return rows
+
     monkeypatch.setattr(EngineCache, "forward", counted)
+    monkeypatch.setattr(_C, "generate", generate)  # a pass per token of its longest row
     return counts
 
 
 GENERATE = {
     "greedy": {},
-    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20},
+    # Samples of transformers' loop, which renormalize_logits selects: C++'s loop has draws of its own.
+    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20, "renormalize_logits": True},
     "beams": {"num_beams": 3},
-    "returned": {"do_sample": True, "num_return_sequences": 2},
+    "returned": {"do_sample": True, "num_return_sequences": 2, "renormalize_logits": True},
     "processor": {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
     "scores": {"output_scores": True, "output_logits": True, "return_dict_in_generate": True},
 }  # fmt: skip
