@@ -114,6 +114,7 @@ OPTIONS = {
     "both": {"eos_token_id": list(range(30, 80)), "min_length": 15, "min_new_tokens": 8},
     "a penalty": {"repetition_penalty": 1.8, "eos_token_id": None, "attention_mask": torch.ones(3, 9)},
     "max_length": {"max_new_tokens": None, "max_length": 20},
+    "a static cache": {"cache_implementation": "static"},
     "a config": {"generation_config": transformers.GenerationConfig(max_new_tokens=7, eos_token_id=2, pad_token_id=5)},
 }
 
@@ -345,7 +346,6 @@ BEYOND = {
     "other ends": {"eos_token_id": [2], "logits_processor": [logits_process.MinLengthLogitsProcessor(30, list(range(20, 60)))]},
     "beams": {"num_beams": 2},
     "no cache": {"use_cache": False},
-    "static cache": {"cache_implementation": "static"},
     "max_time of rows": {"max_time": 600.0},
     "positions": {"position_ids": torch.arange(9).expand(3, 9) * 2, "attention_mask": torch.ones(3, 9)},
 }

@@ -282,7 +282,8 @@ class _CachePreparation(_Method):
                 "[generate] a sharded base (base_sharding) does not generate, as each process would have to make the same "
                 "steps. Load the model without base_sharding, and the adapter with PeftModel.from_pretrained."
             )
-        plain = generation_config.cache_implementation is None and generation_config.use_cache is not False
+        kind, uses_cache = generation_config.cache_implementation, generation_config.use_cache is not False
+        plain = kind in (None, "dynamic", "static") and uses_cache  # C++'s cache has static shapes on a GPU by itself
         if (
             engine is not None
             and engine.enabled
