@@ -408,7 +408,7 @@ class RunFolder:
 
 class SamplingOptions:
     """include/qlorapp/nn/sampling.hpp"""
-    def __init__(self, *, do_sample: bool=False, temperature: typing.SupportsFloat=1.0, top_k: typing.SupportsInt=0, top_p: typing.SupportsFloat=1.0, min_p: typing.SupportsFloat=0.0, repetition_penalty: typing.SupportsFloat=1.0, seed: typing.SupportsInt=0) -> None: ...
+    def __init__(self, *, do_sample: bool=False, temperature: typing.SupportsFloat=1.0, top_k: typing.SupportsInt=0, top_p: typing.SupportsFloat=1.0, min_p: typing.SupportsFloat=0.0, repetition_penalty: typing.SupportsFloat=1.0, seed: typing.SupportsInt=0, torch_draws: bool=False) -> None: ...
 
 class StepRunner:
     """src/train/step_runner.hpp"""

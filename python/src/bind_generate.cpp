@@ -16,8 +16,8 @@ namespace qlorapp::python {
 namespace {
 
 SamplingOptions sampling(bool do_sample, double temperature, int64_t top_k, double top_p, double min_p, double repetition_penalty,
-                         uint64_t seed) {
-  return {do_sample, temperature, top_k, top_p, min_p, repetition_penalty, seed};
+                         uint64_t seed, bool torch_draws) {
+  return {do_sample, temperature, top_k, top_p, min_p, repetition_penalty, seed, torch_draws};
 }
 
 StopStrings stop_strings(std::vector<std::string> strings, const py::function& decode) {
@@ -90,7 +90,8 @@ at::Tensor forward_cached(CausalLM& model, GenerationCache& cache, const at::Ten
 void bind_generate(py::module_& m) {
   py::class_<SamplingOptions>(m, "SamplingOptions", "include/qlorapp/nn/sampling.hpp")
       .def(py::init(&sampling), py::kw_only(), py::arg("do_sample") = false, py::arg("temperature") = 1.0, py::arg("top_k") = 0,
-           py::arg("top_p") = 1.0, py::arg("min_p") = 0.0, py::arg("repetition_penalty") = 1.0, py::arg("seed") = 0);
+           py::arg("top_p") = 1.0, py::arg("min_p") = 0.0, py::arg("repetition_penalty") = 1.0, py::arg("seed") = 0,
+           py::arg("torch_draws") = false);
   py::class_<GenerationCache>(m, "GenerationCache", "Keys and values per row; src/nn/generation_cache.hpp.")
       .def_readonly("lengths", &GenerationCache::lengths)
       .def_readonly("capacity", &GenerationCache::capacity)

@@ -2,6 +2,7 @@
 #include "qlorapp/nn/generate.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -71,16 +72,21 @@ class Generation {
     cache_ = make_cache(model, size.rows, size.longest, size.slots);
     cache_.adapters_are_constant = true;
     arena_ = SlotArena(size.slots);
+    if (draws_as_torch()) check_draws(size);
     if (options.min_new_tokens > 0) ends_ = ends();
     if (is_penalized())
       seen_ = at::zeros({std::ssize(seats_), model.config().vocab_size}, at::TensorOptions(model.device()).dtype(at::kBool));
   }
 
   Prompts run() {
+    do enter();
+    while (draws_as_torch() && next_ < prompts_.size());
     while (next_ < prompts_.size() || taken_ > 0) {
-      enter();
       if (taken_ > 0) pass();  // the first tokens can end all
+      enter();
     }
+    // A pass whose tokens nobody read has drawn nothing.
+    if (ahead_ && draws_as_torch()) generator().set_offset(before_noise_);
     return std::move(generated_);
   }
 
@@ -95,6 +101,35 @@ class Generation {
     int64_t seat = 0;
     std::span<const int64_t> tokens;
   };
+
+  [[nodiscard]] bool draws_as_torch() const { return options_.sampling.do_sample && options_.sampling.torch_draws; }
+  [[nodiscard]] at::Generator generator() const { return at::globalContext().defaultGenerator(model_.device()); }
+  /// torch.multinomial draws for all rows at once.
+  void check_draws(const GenerationSize& size) const {
+    int64_t wanted = 0;
+    bool are_alike = true;
+    for (size_t row = 0; row < prompts_.size(); ++row) {
+      wanted += room_of(row);
+      are_alike = are_alike && angles_of_row(row) == angles_of_row(0);
+    }
+    QLORAPP_CHECK_VALUE(
+        size.rows == std::ssize(prompts_) && size.slots >= wanted && are_alike &&
+            (prompts_.size() == 1 || angles_of_row(0) != Angles::kChanging),
+        "[generate] torch_draws requires that all {} rows are computed at once; {} are. Leave it out, or raise max_rows and "
+        "cache_bytes.",
+        prompts_.size(), size.rows);
+  }
+  /// For these rows, (R, V). Each position draws once, for all rows.
+  [[nodiscard]] at::Tensor noise_at(int64_t position, const std::vector<int64_t>& numbers) {
+    if (position != noise_position_) {
+      if (model_.device().is_cuda()) before_noise_ = generator().get_offset();
+      noise_ = at::empty({std::ssize(prompts_), model_.config().vocab_size}, at::TensorOptions(model_.device()).dtype(at::kFloat))
+                   .exponential_(1, generator());
+      noise_position_ = position;
+    }
+    return std::ssize(numbers) == noise_.size(0) && std::ranges::is_sorted(numbers) ? noise_
+                                                                                    : noise_.index_select(0, sent(numbers));
+  }
 
   /// Among the caller's prompts.
   [[nodiscard]] int64_t number_of(size_t row) const { return first_ + static_cast<int64_t>(row); }
@@ -258,7 +293,8 @@ class Generation {
     const at::Tensor seat_ids = is_penalized() ? sent(seats) : at::Tensor();
     const at::Tensor scores = warped_logits(logits, is_penalized() ? seen_.index_select(0, seat_ids) : at::Tensor(),
                                             blocked_now(positions), options_.sampling);
-    const at::Tensor chosen = choose_tokens(scores, numbers, positions, options_.sampling);
+    const at::Tensor chosen = draws_as_torch() ? choose_tokens(scores, noise_at(positions.front(), numbers))
+                                               : choose_tokens(scores, numbers, positions, options_.sampling);
     if (is_penalized()) seen_.index_put_({seat_ids, chosen}, at::ones({}, seen_.options()));
     return {std::move(seats), std::move(rows), chosen, ArrivingValues(chosen)};
   }
@@ -319,7 +355,10 @@ class Generation {
   size_t next_ = 0;              ///< The first prompt that has no seat yet.
   int64_t taken_ = 0;            ///< Seats.
   std::optional<Chosen> ahead_;  ///< Of a pass that is launched already.
-  std::vector<int64_t> again_;   ///< Of a row that is computed again.
+  at::Tensor noise_;             ///< Of all rows, at a position; where torch's numbers are drawn.
+  int64_t noise_position_ = -1;
+  uint64_t before_noise_ = 0;   ///< The generator's offset then.
+  std::vector<int64_t> again_;  ///< Of a row that is computed again.
 };
 
 /// As Generation, of one row after the other.
@@ -376,6 +415,9 @@ void check_generation(const format::ModelConfig& config, const Prompts& prompts,
   QLORAPP_CHECK_VALUE(options.max_rows >= 1, "[generate] max_rows must be at least 1; got {}.", options.max_rows);
   QLORAPP_CHECK_VALUE(options.cache_bytes >= 0, "[generate] cache_bytes must be at least 0; got {}.", options.cache_bytes);
   options.sampling.validate();
+  QLORAPP_CHECK_VALUE(
+      !options.deterministic || !options.sampling.torch_draws,
+      "[generate] torch_draws computes all rows at once, deterministic one after the other. Leave out one of them.");
   QLORAPP_CHECK_VALUE(!prompts.empty(), "[generate] there must be a prompt; got none.");
   const int64_t positions = position_limit(config);
   for (size_t row = 0; row < prompts.size(); ++row) {

@@ -94,4 +94,6 @@ at::Tensor choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows
   return at::minimum(sums.le(draw).sum(-1, /*keepdim=*/true), last).squeeze(1);
 }
 
+at::Tensor choose_tokens(const at::Tensor& logits, const at::Tensor& noise) { return logits.softmax(-1).div_(noise).argmax(-1); }
+
 }  // namespace qlorapp

@@ -305,10 +305,9 @@ def passes(monkeypatch):
 
 GENERATE = {
     "greedy": {},
-    # Samples of transformers' loop, which renormalize_logits selects: C++'s loop has draws of its own.
-    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20, "renormalize_logits": True},
+    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20},
     "beams": {"num_beams": 3},
-    "returned": {"do_sample": True, "num_return_sequences": 2, "renormalize_logits": True},
+    "returned": {"do_sample": True, "num_return_sequences": 2},
     "processor": {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
     "scores": {"output_scores": True, "output_logits": True, "return_dict_in_generate": True},
 }  # fmt: skip

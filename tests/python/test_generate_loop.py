@@ -174,6 +174,32 @@ def test_samples_follow_torch_s_seed(ours, ran):
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"num_return_sequences": 3, "eos_token_id": None},
+        {"eos_token_id": list(range(3, 60)), "num_return_sequences": 2, "temperature": 1.4},  # rows end, and are drawn for
+        {"top_k": 12, "top_p": 0.8, "repetition_penalty": 1.3, "min_new_tokens": 4, "eos_token_id": list(range(40, 80))},
+    ],
+)
+def test_samples_are_torch_s_draws(sampling, ours, theirs, ran):
+    options = {
+        **prompts(3, 80),
+        "max_new_tokens": 14,
+        "do_sample": True,
+        "pad_token_id": 0,
+        **sampling,
+    }  # beginnings are shared
+    torch.manual_seed(5)
+    expected = [theirs.generate(**options) for _ in range(2)]
+    torch.manual_seed(5)
+    found = [ours.generate(**options) for _ in range(2)]
+    assert ran.loops == 2
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    assert torch.rand(1) == (torch.manual_seed(5), [theirs.generate(**options) for _ in range(2)], torch.rand(1))[-1]
+
+
 def test_samples_follow_what_the_warpers_leave(ours, theirs, ran):
     ids = prompts(1)["input_ids"]
     sampling = {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2}

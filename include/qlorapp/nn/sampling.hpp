@@ -11,7 +11,8 @@
 ///   the token              by inverse cumulative probability of one uniform number
 ///
 /// The uniform number is a pure function of (seed, position, row) by Philox: the same on every device, and one row's text does
-/// not depend on which other rows are generated beside it.
+/// not depend on which other rows are generated beside it. With torch_draws the token is what torch.multinomial draws instead, which
+/// transformers calls: torch.manual_seed gives the same tokens there and here.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,8 @@ struct SamplingOptions {
   double min_p = 0.0;               ///< in [0, 1]
   double repetition_penalty = 1.0;  ///< > 0; 1 changes nothing.
   uint64_t seed = 0;
+  /// Numbers of torch's default generator of the device in place of `seed`: at each position of all rows, those that have ended included.
+  bool torch_draws = false;
 
   /// @throws ValueError naming the option that is out of range.
   void validate() const;
@@ -49,5 +52,8 @@ struct SamplingOptions {
 /// @returns the chosen token of each row, (R) int64 on the device of the logits. Does not synchronize.
 [[nodiscard]] at::Tensor choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows, std::span<const int64_t> positions,
                                        const SamplingOptions& options);
+/// The token that torch.multinomial draws with these numbers.
+/// @param noise  (R, V) float32, exponentially distributed.
+[[nodiscard]] at::Tensor choose_tokens(const at::Tensor& logits, const at::Tensor& noise);
 
 }  // namespace qlorapp

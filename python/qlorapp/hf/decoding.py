@@ -8,7 +8,6 @@ import torch
 from transformers.generation import logits_process, stopping_criteria
 
 from .. import _C
-from ..layers import seed_from_torch
 from ..precision import own_dtypes
 from . import passes
 from .cache import CACHE, EngineCache
@@ -35,7 +34,7 @@ def generated(
 ) -> torch.Tensor:  # fmt: skip
     """input_ids (B, T) with the new tokens behind them, as transformers' loop returns them.
 
-    The arguments are those of that loop; given: of forward. Samples follow one number of torch's generator. @raises Beyond
+    The arguments are those of that loop; given: of forward. Samples are torch's draws. @raises Beyond
     """
     if not engine.loop.acquire(blocking=False):
         raise Beyond("another thread generates")
@@ -72,7 +71,7 @@ def _generated(
         with own_dtypes(engine.core.device):
             found = _C.generate(
                 engine.core, prompts, max_new_tokens=most, min_new_tokens=least, eos_token_ids=ends, on_token=heard,
-                sampling=_C.SamplingOptions(**sampling, do_sample=config.do_sample, seed=seed_from_torch() if config.do_sample else 0),
+                sampling=_C.SamplingOptions(**sampling, do_sample=config.do_sample, torch_draws=True), max_rows=rows,
             )  # fmt: skip
     except (ValueError, torch.OutOfMemoryError) as error:  # such as a row whose most tokens the memory does not hold
         if heard is not None and heard.has_any:
