@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "adapters/dora.hpp"
+#include "ops/dense_linear.hpp"
 #include "ops/dropout.hpp"
 #include "ops/memory_tape.hpp"
 #include "products.hpp"
@@ -50,10 +51,8 @@ FrozenWeight FrozenWeight::to(at::Device device) const {
 void FrozenWeight::forward_out(at::Tensor& y, const at::Tensor& x, bool accumulate) const {
   if (quantized.defined()) {
     linear_4bit_out(y, x, quantized, /*transpose=*/false, accumulate);
-  } else if (accumulate) {
-    add_product(y, x, dense.t());
   } else {
-    product_into(y, x, dense.t());
+    ops::dense_linear_out(y, x, dense, accumulate);
   }
 }
 

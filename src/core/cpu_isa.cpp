@@ -9,14 +9,14 @@
 namespace qlorapp {
 namespace {
 
-constexpr std::array<CpuIsa, 3> kAll{CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512};
+constexpr std::array<CpuIsa, 4> kAll{CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16};
 
 CpuIsa detect() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
-    return CpuIsa::kAvx512;
+    return __builtin_cpu_supports("avx512bf16") ? CpuIsa::kAvx512Bf16 : CpuIsa::kAvx512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return CpuIsa::kAvx2;
 #endif
   return CpuIsa::kScalar;
@@ -45,6 +45,9 @@ CpuIsa cpu_isa() { return current().load(std::memory_order_relaxed); }
 
 void set_cpu_isa(CpuIsa isa) { current().store(std::min(isa, best_cpu_isa()), std::memory_order_relaxed); }
 
-std::string_view to_string(CpuIsa isa) { return isa == CpuIsa::kAvx512 ? "avx512" : isa == CpuIsa::kAvx2 ? "avx2" : "scalar"; }
+std::string_view to_string(CpuIsa isa) {
+  constexpr std::array<std::string_view, kAll.size()> kNames{"scalar", "avx2", "avx512", "avx512_bf16"};
+  return kNames[static_cast<size_t>(isa)];
+}
 
 }  // namespace qlorapp

@@ -15,6 +15,7 @@
 #include "nn/step_context.hpp"
 #include "nn/trained_head.hpp"
 #include "ops/cross_entropy.hpp"
+#include "ops/dense_linear.hpp"
 #include "ops/memory_tape.hpp"
 #include "ops/norm.hpp"
 
@@ -127,7 +128,7 @@ at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const
 
 at::Tensor CausalLM::logits(const at::Tensor& hidden) const {
   const auto [factor, cap] = decoder_->logit_rule();
-  at::Tensor logits = at::linear(hidden, adapters_.head());
+  at::Tensor logits = ops::dense_linear(hidden, adapters_.head());
   if (factor != 1) logits = logits * factor;
   return cap == 0 ? logits : (logits / cap).tanh() * cap;
 }

@@ -3,6 +3,7 @@
 
 #include "dequantize_4bit_kernel.hpp"
 #include "dequantize_4bit_loop.hpp"
+#include "vectors_avx2.hpp"
 
 namespace qlorapp::ops::cpu {
 namespace {
@@ -18,25 +19,6 @@ template <bool stream>
   else _mm256_storeu_si256(static_cast<__m256i*>(out), value);
 }
 bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 32 == 0; }
-
-[[gnu::always_inline]] inline __m256 scaled_book(const float* book, float scale) {
-  return _mm256_mul_ps(_mm256_loadu_ps(book), _mm256_set1_ps(scale));
-}
-[[gnu::always_inline]] inline __m128i to_words(__m256 value, Float16 /*type*/) {
-  return _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-[[gnu::always_inline]] inline __m128i to_words(__m256 value, BFloat16 /*type*/) {
-  const __m256i bits = _mm256_castps_si256(value);
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd), 16);
-  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
-  const __m256i words = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FC0), nan);
-  return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-}
-[[gnu::always_inline]] inline __m256 to_floats(__m128i words, Float16 /*type*/) { return _mm256_cvtph_ps(words); }
-[[gnu::always_inline]] inline __m256 to_floats(__m128i words, BFloat16 /*type*/) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
-}
 
 /// A block's values in 16 bits, cut into two tables of bytes, because a byte shuffle is the widest lookup that AVX2 has.
 struct BytePlanes {
@@ -86,13 +68,8 @@ struct Avx2<float, via> {
   __m256 low, high;
 
   Avx2(const float* book, float scale) {
-    low = passed(scaled_book(book, scale));
-    high = passed(scaled_book(book + 8, scale));
-  }
-  static __m256 passed(__m256 value) {
-    if constexpr (via == Via::kFloat16) return to_floats(to_words(value, Float16{}), Float16{});
-    if constexpr (via == Via::kBFloat16) return to_floats(to_words(value, BFloat16{}), BFloat16{});
-    return value;
+    low = passed<via>(scaled_book(book, scale));
+    high = passed<via>(scaled_book(book + 8, scale));
   }
 
   template <bool stream>

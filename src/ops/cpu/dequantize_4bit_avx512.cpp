@@ -3,6 +3,7 @@
 
 #include "dequantize_4bit_kernel.hpp"
 #include "dequantize_4bit_loop.hpp"
+#include "vectors_avx512.hpp"
 
 namespace qlorapp::ops::cpu {
 namespace {
@@ -13,25 +14,6 @@ template <bool stream>
   else _mm512_storeu_si512(out, value);
 }
 bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
-
-[[gnu::always_inline]] inline __m512 scaled_book(const float* book, float scale) {
-  return _mm512_mul_ps(_mm512_loadu_ps(book), _mm512_set1_ps(scale));
-}
-[[gnu::always_inline]] inline __m256i to_words(__m512 value, Float16 /*type*/) {
-  return _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-[[gnu::always_inline]] inline __m256i to_words(__m512 value, BFloat16 /*type*/) {
-  const __m512i bits = _mm512_castps_si512(value);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
-  const __m512i words = _mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q),
-                                              _mm512_set1_epi32(0x7FC0));
-  return _mm512_cvtepi32_epi16(words);
-}
-[[gnu::always_inline]] inline __m512 to_floats(__m256i words, Float16 /*type*/) { return _mm512_cvtph_ps(words); }
-[[gnu::always_inline]] inline __m512 to_floats(__m256i words, BFloat16 /*type*/) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
-}
 
 /// Sixteen bits: the block's values lie twice in one register, so that a word lookup needs four bits of its index only.
 template <class Out, Via via>
@@ -61,11 +43,7 @@ struct Avx512<float, via> {
   static constexpr int64_t kStep = 32;
   __m512 values;
 
-  Avx512(const float* book, float scale) {
-    values = scaled_book(book, scale);
-    if constexpr (via == Via::kFloat16) values = to_floats(to_words(values, Float16{}), Float16{});
-    if constexpr (via == Via::kBFloat16) values = to_floats(to_words(values, BFloat16{}), BFloat16{});
-  }
+  Avx512(const float* book, float scale) { values = passed<via>(scaled_book(book, scale)); }
 
   template <bool stream>
   void expand_to(const uint8_t* packed, int64_t n, float* dense) const {

@@ -28,7 +28,7 @@ const float* four_bit_code_book(QuantType type) { return code_book_of(type).data
 Dequantize4bitKernel dequantize_4bit_kernel(CpuIsa isa, QuantType type) {
   if (!has_code_book(type)) return dequantize_blocks;
 #if defined(__x86_64__)
-  if (isa == CpuIsa::kAvx512) return dequantize_4bit_avx512;
+  if (isa >= CpuIsa::kAvx512) return dequantize_4bit_avx512;
   if (isa == CpuIsa::kAvx2) return dequantize_4bit_avx2;
 #else
   static_cast<void>(isa);

@@ -4,13 +4,10 @@
 /// x · Wᵀ takes panels of rows, each giving columns of y. x · W (the gradient) adds up what panels of rows give, in fp32 and
 /// fp64; in 16 bits it takes panels of columns instead. Where the CPU has no 16-bit products, sums are in fp32. So no dtype
 /// rounds more than once.
+///
+/// Few rows of x are multiplied with the packed weight instead (few_rows.hpp).
 #include <algorithm>
 #include <cstddef>
-#include <cstdlib>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -18,10 +15,10 @@
 
 #include "../linear_4bit_entry.hpp"
 #include "../quantize_arguments.hpp"
-#include "core/check.hpp"
+#include "few_rows.hpp"
 #include "four_bit_work.hpp"
 #include "gemm.hpp"
-#include "ops/operator.hpp"
+#include "panel_buffer.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -30,24 +27,6 @@ namespace {
 /// benchmarks/dequantize.py prints linear_4bit beside a dense GEMM.
 constexpr int64_t kPanelBytes = int64_t{4} << 20;
 constexpr int64_t kProductGrain = int64_t{1} << 15;
-
-/// One buffer a thread that calls, kept for its life.
-void* panel_buffer(size_t bytes) {
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-  thread_local std::unique_ptr<void, Free> buffer;
-  thread_local size_t capacity = 0;
-  if (bytes > capacity) {
-    capacity = (bytes + 4095) / 4096 * 4096;
-    buffer.reset(std::aligned_alloc(4096, capacity));
-    if (buffer == nullptr) {
-      const std::string text = message("[linear_4bit] no memory for a panel of {} bytes.", std::exchange(capacity, 0));
-      throw KernelOutOfMemory({__func__, __FILE__, __LINE__}, text);
-    }
-  }
-  return buffer.get();
-}
 
 /// Rows or columns of a panel: as many as fit, in multiples of 64 so that blocks are not cut, at least 64.
 int64_t panel_side(int64_t other_side, int64_t element_size, int64_t limit) {
@@ -61,7 +40,7 @@ void for_row_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t colum
   const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
   const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa(), work.quant_type);
   const int64_t side = panel_side(columns, element_size, rows);
-  auto* const buffer = static_cast<std::byte*>(panel_buffer(static_cast<size_t>(side * columns * element_size)));
+  auto* const buffer = static_cast<std::byte*>(cpu::panel_buffer(static_cast<size_t>(side * columns * element_size)));
   for (int64_t begin = 0; begin < rows; begin += side) {
     const int64_t count = std::min(side, rows - begin);
     at::parallel_for(0, count, std::max<int64_t>(kProductGrain / columns, 1), [&](int64_t first, int64_t last) {
@@ -78,7 +57,7 @@ void for_column_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t co
   const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
   const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa(), work.quant_type);
   const int64_t side = panel_side(rows, element_size, columns);
-  auto* const buffer = static_cast<std::byte*>(panel_buffer(static_cast<size_t>(side * rows * element_size)));
+  auto* const buffer = static_cast<std::byte*>(cpu::panel_buffer(static_cast<size_t>(side * rows * element_size)));
   for (int64_t begin = 0; begin < columns; begin += side) {
     const int64_t count = std::min(side, columns - begin);
     at::parallel_for(0, rows, std::max<int64_t>(kProductGrain / count, 1), [&](int64_t first, int64_t last) {
@@ -128,6 +107,9 @@ void linear_into(const at::Tensor& y, const at::Tensor& x, const FourBitArgument
     return;
   }
   const at::ScalarType dtype = x.scalar_type();
+  if (!transpose && tokens <= cpu::kFewRows &&
+      cpu::multiply_few_rows(y2, x2, four_bit_work(weight, dense_type_of(dtype)).work, rows, accumulate))
+    return;
   if (cpu::multiplies_natively(dtype)) {
     multiply(y2, x2, four_bit_work(weight, dense_type_of(dtype)), rows, columns, transpose, accumulate);
     return;

@@ -44,7 +44,7 @@ const Encoder& four_bit_encoder(QuantType type) {
 
 Quantize4bitKernel quantize_4bit_kernel(CpuIsa isa) {
 #if defined(__x86_64__)
-  if (isa == CpuIsa::kAvx512) return quantize_4bit_avx512;
+  if (isa >= CpuIsa::kAvx512) return quantize_4bit_avx512;
   if (isa == CpuIsa::kAvx2) return quantize_4bit_avx2;
 #else
   static_cast<void>(isa);
