@@ -46,7 +46,7 @@ class Arrangement {
       if (reader_of(heads ? 1 : 0, *ranks_) != ranks_->rank()) return at::empty({0, shape[1]}, options);
       place = at::empty({ranks_->size() * shard_rows(shape[0], ranks_->size()), shape[1]}, options).narrow(0, 0, shape[0]);
     } else {
-      place = at::empty(shape, options);
+      place = ops::empty_for_weight(shape, options);
     }
     bring_dense(name, place);
     return place;

@@ -24,6 +24,11 @@
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 namespace qlorapp::ops {
 namespace {
 
@@ -43,6 +48,19 @@ Bytes kilobytes_in(const char* file, const char* name) {
 }
 
 }  // namespace
+
+at::Tensor empty_for_weight(at::IntArrayRef shape, const at::TensorOptions& options) {
+  at::Tensor weight = at::empty(shape, options);
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  if (weight.is_cpu()) {  // whole pages alone: others may lie on the first and the last
+    static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const auto memory = reinterpret_cast<uintptr_t>(weight.mutable_data_ptr());
+    const uintptr_t begin = (memory + page - 1) / page * page, end = (memory + weight.nbytes()) / page * page;
+    if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  }
+#endif
+  return weight;
+}
 
 std::optional<DeviceRoom> device_room(at::Device device) {
   const detail::DeviceMemory* const memory = memory_of_gpu.load();

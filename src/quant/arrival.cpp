@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "ops/device_memory.hpp"
 #include "quant/piece_quantizer.hpp"
 
 namespace qlorapp {
@@ -42,7 +43,7 @@ Arrival arrive_quantized(const std::string& name, const std::vector<int64_t>& sh
 
 PlaceMaker places_on(at::Device device) {
   return [device](at::IntArrayRef shape, at::ScalarType dtype) {
-    return at::empty(shape, at::TensorOptions().dtype(dtype).device(device));
+    return ops::empty_for_weight(shape, at::TensorOptions().dtype(dtype).device(device));
   };
 }
 

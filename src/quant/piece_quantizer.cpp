@@ -8,6 +8,7 @@
 
 #include "core/check.hpp"
 #include "nest_scales.hpp"
+#include "ops/device_memory.hpp"
 #include "ops/quantize.hpp"
 
 namespace qlorapp {
@@ -54,7 +55,7 @@ void PieceQuantizer::take(int64_t first, const at::Tensor& piece) {
     return;
   }
   std::call_once(allocated_, [&] {
-    weight_.packed = at::empty({packed_bytes(n), 1}, packed.options());
+    weight_.packed = ops::empty_for_weight({packed_bytes(n), 1}, packed.options());
     weight_.absmax = at::empty({block_count(n, block)}, absmax.options());
   });
   weight_.packed.narrow(0, first / 2, packed.numel()).copy_(packed);

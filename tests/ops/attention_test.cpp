@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/attention.hpp"
 
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
 #include "catch.hpp"
 #include "qlorapp/core/error.hpp"
 #include "tensors.hpp"
@@ -64,6 +68,34 @@ TEST_CASE("cached attention is the last queries of attention", "[ops][cpu]") {
                     qlorapp::ValueError);
   REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {69, 1, 140}, 0.25),
                     qlorapp::ValueError);
+}
+
+TEST_CASE("one query for each row of a cache is its formula in double precision", "[ops][cpu]") {
+  at::manual_seed(7);
+  const auto dtype = GENERATE(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf);
+  const int64_t kv_heads = GENERATE(1, 3, 6), d = GENERATE(8, 20, 64), window = GENERATE(0, 1, 100);
+  const std::vector<int64_t> starts{5, 700, 40}, lengths{1, 513, 130}, row_starts{0, 1, 2, 3};
+  const at::Tensor whole = randn({3, 6 + 2 * kv_heads, d}, dtype), q = whole.narrow(1, kv_heads, 6);
+  const at::Tensor k = randn({1300, kv_heads, d}, dtype), v = randn({1300, kv_heads, d}, dtype);
+  const auto device = [](const std::vector<int64_t>& list) { return at::tensor(list, at::kLong); };
+  const at::Tensor got = ops::attention_with_cache(q, k, v, row_starts, starts, lengths, 0.3, window);
+  REQUIRE(at::equal(ops::decode_attention(q, k, v, device(starts), device(lengths), 600, 0.3, window), got));
+  for (int64_t row = 0; row < 3; ++row) {
+    const auto at = static_cast<size_t>(row);
+    const int64_t seen = window > 0 ? std::min(window, lengths[at]) : lengths[at], first = starts[at] + lengths[at] - seen;
+    const auto of_heads = [&](const at::Tensor& x) {
+      return x.narrow(0, first, seen).to(at::kDouble).repeat_interleave(6 / kv_heads, 1).transpose(0, 1);
+    };
+    const at::Tensor scores = at::matmul(of_heads(k), q[row].to(at::kDouble).unsqueeze(2)).squeeze(2) * 0.3;
+    const at::Tensor want = at::matmul(scores.softmax(1).unsqueeze(1), of_heads(v)).squeeze(1);
+    REQUIRE(relative_error(got[row], values(want)) < 2 * tolerance(dtype));
+    // The same bits alone, and however heads are shared among threads.
+    const int threads = at::get_num_threads();
+    at::set_num_threads(threads > 1 ? 1 : 8);
+    const at::Tensor alone = ops::attention_with_cache(q.narrow(0, row, 1), k, v, {0, 1}, {starts[at]}, {lengths[at]}, 0.3, window);
+    at::set_num_threads(threads);
+    REQUIRE(at::equal(alone[0], got[row]));
+  }
 }
 
 TEST_CASE("an empty batch has an empty result", "[ops][cpu]") {

@@ -9,7 +9,6 @@
 // them sees, and a mask of (panel, keys).
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -21,6 +20,7 @@
 #include <torch/library.h>
 
 #include "../layer_shapes.hpp"
+#include "decode_attention.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -203,10 +203,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tens
   return {dq, dk, dv};
 }
 
+bool has_one_query_each(at::IntArrayRef row_starts) {
+  for (size_t r = 0; r + 1 < row_starts.size(); ++r) {
+    if (row_starts[r + 1] - row_starts[r] != 1) return false;
+  }
+  return true;
+}
+
 at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, at::IntArrayRef row_starts,
                                 at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window) {
   check_attention_with_cache("attention_with_cache", q_in, k_in, v_in, row_starts, cache_starts, cache_lengths);
   const at::Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
+  if (std::ssize(cache_starts) == q.size(0) && has_one_query_each(row_starts))
+    return cpu::attend_one_query_each(q, k, v, cache_starts, cache_lengths, scale, window);
   const Heads heads = heads_of(q, k);
   at::Tensor out = at::empty(q.sizes(), q.options());
   constexpr int64_t kQueries = 64;  // the mask of a block of queries stays small beside the keys
@@ -232,12 +241,11 @@ at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, 
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cache_starts,
                             const at::Tensor& cache_lengths, int64_t longest, double scale, int64_t window) {
   check_decode_attention("decode_attention", q, k, v, cache_starts, cache_lengths, longest);
-  std::vector<int64_t> row_starts(static_cast<size_t>(q.size(0)) + 1);
-  std::iota(row_starts.begin(), row_starts.end(), int64_t{0});
   const auto list = [&](const at::Tensor& x) {
     return at::IntArrayRef(x.const_data_ptr<int64_t>(), static_cast<size_t>(x.numel()));
   };
-  return attention_with_cache(q, k, v, row_starts, list(cache_starts), list(cache_lengths), scale, window);
+  return cpu::attend_one_query_each(dense_heads(q), dense_heads(k), dense_heads(v), list(cache_starts), list(cache_lengths), scale,
+                                    window);
 }
 
 }  // namespace

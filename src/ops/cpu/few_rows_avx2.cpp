@@ -14,7 +14,7 @@ struct Floats256 {
   using Vector = __m256;
   using Sum = __m256;
   static constexpr int64_t kLanes = 8;
-  static constexpr int rows_at_once(int tokens) { return tokens <= 2 ? 2 : 1; }
+  static constexpr int rows_at_once(int tokens, bool /*dense*/) { return tokens <= 2 ? 2 : 1; }
 
   struct Levels {
     __m256 low, high;

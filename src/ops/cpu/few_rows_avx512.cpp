@@ -14,7 +14,7 @@ struct Floats512 {
   using Vector = __m512;
   using Sum = __m512;
   static constexpr int64_t kLanes = 16;
-  static constexpr int rows_at_once(int tokens) { return tokens <= 4 ? 4 : 2; }
+  static constexpr int rows_at_once(int tokens, bool dense) { return tokens <= 4 ? 4 : dense ? 3 : 2; }
 
   struct Levels {
     __m512 values;

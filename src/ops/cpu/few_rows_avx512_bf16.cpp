@@ -13,7 +13,7 @@ struct Pairs512 {
   using Vector = __m512i;
   using Sum = __m512;
   static constexpr int64_t kLanes = 32;
-  static constexpr int rows_at_once(int tokens) { return tokens <= 4 ? 4 : 2; }
+  static constexpr int rows_at_once(int tokens, bool dense) { return tokens <= 4 ? 4 : dense ? 3 : 2; }
 
   struct Levels {
     __m512i values;

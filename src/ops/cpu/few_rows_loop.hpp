@@ -11,7 +11,7 @@
 ///     Levels(book, scale)           the 16 values of a block
 ///     odd(bytes, levels), even(…)   of kLanes bytes: the values of their low nibbles, of their high nibbles
 ///     widen(weights)                kLanes values of a dense weight
-///     rows_at_once(tokens)          rows of W that share a load of x
+///     rows_at_once(tokens, dense)   rows of W that share a load of x
 #pragma once
 
 #include <immintrin.h>
@@ -124,15 +124,17 @@ inline T rounded_to(float value) {
 
 template <class Policy, class Row, class Value, int tokens>
 void multiply_tile(const FewRows& work, int64_t tile, int64_t begin, int64_t end, float* scales) {
-  constexpr int kRows = Policy::rows_at_once(tokens);
+  constexpr int kRows = Policy::rows_at_once(tokens, std::is_same_v<Row, DenseRow<Policy>>);
   static_assert(kRows <= kMostRows);
   const int64_t units = work.columns / kFewRowsUnit;
   const auto* const x = static_cast<const typename Policy::Element*>(work.arranged) + tile * work.columns;
   Row row[kRows];
   float sums[tokens * kRows];
-  for (int64_t first = begin; first < end; first += kRows) {
+  // Rows that are taken together stand apart: each of them goes on where the one before it ended, in one stream of memory.
+  const int64_t apart = (end - begin + kRows - 1) / kRows;
+  for (int64_t first = begin; first < begin + apart; ++first) {
     for (int r = 0; r < kRows; ++r) {
-      const int64_t at = first + r < end ? first + r : end - 1;  // rows that are too many repeat the last and are dropped
+      const int64_t wanted = first + r * apart, at = wanted < end ? wanted : end - 1;  // too many repeat the last and are dropped
       if constexpr (std::is_same_v<Row, DenseRow<Policy>>) {
         row[r] = {work.dense + at * work.dense_stride};
       } else {
@@ -144,9 +146,11 @@ void multiply_tile(const FewRows& work, int64_t tile, int64_t begin, int64_t end
     products<Policy, Row, tokens, kRows>(row, x, units, sums);
     for (int m = 0; m < tokens; ++m) {
       auto* const y = static_cast<Value*>(work.y) + (tile + m) * work.y_stride;
-      for (int r = 0; r < kRows && first + r < end; ++r) {
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t at = first + r * apart;
+        if (at >= end) break;
         const float sum = sums[m * kRows + r];
-        y[first + r] = rounded_to<Value>(work.accumulate ? to_float(y[first + r]) + sum : sum);
+        y[at] = rounded_to<Value>(work.accumulate ? to_float(y[at]) + sum : sum);
       }
     }
   }

@@ -9,6 +9,7 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include "../device_memory.hpp"
 #include "../quantize_arguments.hpp"
 #include "format/double_quant.hpp"
 #include "quantize_4bit_kernel.hpp"
@@ -48,7 +49,7 @@ Pair quantize_four_bits(const char* op, const at::Tensor& weight, int64_t block_
   const at::Tensor dense = weight.contiguous();
   const int64_t n = dense.numel();
   const int64_t blocks = block_count(n, block_size);
-  at::Tensor packed = at::empty({packed_bytes(n), 1}, dense.options().dtype(at::kByte));
+  at::Tensor packed = empty_for_weight({packed_bytes(n), 1}, dense.options().dtype(at::kByte));
   at::Tensor absmax = at::empty({blocks}, dense.options().dtype(at::kFloat));
 
   cpu::Quantize4bit work;

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "decode_attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include "simd.hpp"
+
+namespace qlorapp::ops::cpu {
+namespace {
+
+using simd::accumulate_t;
+using simd::narrow;
+using simd::widen;
+
+/// Multiplications that are worth a thread.
+constexpr int64_t kAttentionGrain = int64_t{1} << 14;
+
+/// Queries of one row that share a head of keys and values.
+template <class T>
+struct Shared {
+  const T *q, *k, *v;
+  T* out;
+  int64_t queries, q_stride, out_stride, k_stride, v_stride, keys, d;
+  accumulate_t<T> scale;
+};
+
+/// @param scratch  of scratch_size() elements.
+template <class T>
+void attend(const Shared<T>& work, accumulate_t<T>* scratch) {
+  using A = accumulate_t<T>;
+  const int64_t queries = work.queries, keys = work.keys, d = work.d;
+  A *const q = scratch, *const sums = q + queries * d, *const wide = sums + queries * d, *const scores = wide + d;
+  for (int64_t g = 0; g < queries; ++g) {
+#pragma omp simd
+    for (int64_t i = 0; i < d; ++i) q[g * d + i] = widen(work.q[g * work.q_stride + i]) * work.scale;
+  }
+  for (int64_t l = 0; l < keys; ++l) {
+    const T* const key = work.k + l * work.k_stride;
+#pragma omp simd
+    for (int64_t i = 0; i < d; ++i) wide[i] = widen(key[i]);
+    for (int64_t g = 0; g < queries; ++g) {
+      const A* const own = q + g * d;
+      A sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < d; ++i) sum += own[i] * wide[i];
+      scores[g * keys + l] = sum;
+    }
+  }
+  for (int64_t g = 0; g < queries; ++g) {
+    A* const own = scores + g * keys;
+    A largest = own[0], total = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t l = 0; l < keys; ++l) largest = own[l] > largest ? own[l] : largest;
+#pragma omp simd reduction(+ : total)
+    for (int64_t l = 0; l < keys; ++l) {
+      own[l] = simd::exp(own[l] - largest);
+      total += own[l];
+    }
+    const A inverse = A{1} / total;
+#pragma omp simd
+    for (int64_t l = 0; l < keys; ++l) own[l] *= inverse;
+#pragma omp simd
+    for (int64_t i = 0; i < d; ++i) sums[g * d + i] = 0;
+  }
+  for (int64_t l = 0; l < keys; ++l) {
+    const T* const value = work.v + l * work.v_stride;
+#pragma omp simd
+    for (int64_t i = 0; i < d; ++i) wide[i] = widen(value[i]);
+    for (int64_t g = 0; g < queries; ++g) {
+      const A weight = scores[g * keys + l];
+      A* const own = sums + g * d;
+#pragma omp simd
+      for (int64_t i = 0; i < d; ++i) own[i] += weight * wide[i];
+    }
+  }
+  for (int64_t g = 0; g < queries; ++g) {
+#pragma omp simd
+    for (int64_t i = 0; i < d; ++i) work.out[g * work.out_stride + i] = narrow<T>(sums[g * d + i]);
+  }
+}
+
+size_t scratch_size(int64_t queries, int64_t keys, int64_t d) { return static_cast<size_t>(queries * (2 * d + keys) + d); }
+
+}  // namespace
+
+at::Tensor attend_one_query_each(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::IntArrayRef starts,
+                                 at::IntArrayRef lengths, double scale, int64_t window) {
+  const int64_t rows = q.size(0), heads = q.size(1), kv_heads = k.size(1), d = q.size(2);
+  at::Tensor out = at::empty({rows, heads, d}, q.options());
+  if (out.numel() == 0) return out;
+  // Heads that share keys read them once, if there is work enough for all threads.
+  const int64_t group = heads / kv_heads, queries = rows * kv_heads >= at::get_num_threads() ? group : 1;
+  const int64_t parts = heads / queries, longest = std::max<int64_t>(1, *std::ranges::max_element(lengths));
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, q.scalar_type(), "decode_attention", [&] {
+    using A = accumulate_t<scalar_t>;
+    const auto *pq = q.const_data_ptr<scalar_t>(), *pk = k.const_data_ptr<scalar_t>(), *pv = v.const_data_ptr<scalar_t>();
+    auto* const po = out.mutable_data_ptr<scalar_t>();
+    const int64_t grain = std::max<int64_t>(1, kAttentionGrain / (queries * d * longest));
+    at::parallel_for(0, rows * parts, grain, [&](int64_t begin, int64_t end) {
+      std::vector<A> scratch(scratch_size(queries, longest, d));
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = i / parts, head = i % parts * queries, kv_head = head / group;
+        const auto at = static_cast<size_t>(row);
+        const int64_t seen = window > 0 ? std::min(window, lengths[at]) : lengths[at], first = starts[at] + lengths[at] - seen;
+        const Shared<scalar_t> work{pq + row * q.stride(0) + head * q.stride(1),
+                                    pk + first * k.stride(0) + kv_head * k.stride(1),
+                                    pv + first * v.stride(0) + kv_head * v.stride(1),
+                                    po + (row * heads + head) * d,
+                                    queries,
+                                    q.stride(1),
+                                    d,
+                                    k.stride(0),
+                                    v.stride(0),
+                                    seen,
+                                    d,
+                                    static_cast<A>(scale)};
+        simd::vectorized([&] { attend(work, scratch.data()); });
+      }
+    });
+  });
+  return out;
+}
+
+}  // namespace qlorapp::ops::cpu
