@@ -75,6 +75,26 @@ def test_linear_equals_the_product_with_the_dense_values(nested, transpose, quan
         assert got.dtype == dtype and ((got.double() - exact).abs() <= limit).all()
 
 
+@pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 16])
+def test_few_rows_are_as_exact_as_bitsandbytes(tokens, dtype, nested, quant_type):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    torch.manual_seed(tokens)
+    weight, x = torch.randn(131, 2048, dtype=dtype) * 0.1, torch.randn(tokens, 2048, dtype=dtype)
+    packed, state = bitsandbytes.functional.quantize_4bit(weight, quant_type=quant_type, compress_statistics=nested)
+    theirs = bitsandbytes.matmul_4bit(x, packed.t(), state).double()
+    nested_scales = (state.state2.absmax, state.offset) if nested else (None, None)
+    ours = ops.linear_4bit(x, packed, state.absmax, *nested_scales, [131, 2048], 64, 256, quant_type).double()
+    values = ops.dequantize_4bit_nested if nested else ops.dequantize_4bit
+    arguments = (*nested_scales, [131, 2048], 64, 256) if nested else ([131, 2048], 64)
+    exact = x.double() @ values(packed, state.absmax, *arguments, quant_type, torch.float64).t()
+    eps = torch.finfo(dtype).eps
+    assert (ours - exact).norm() <= max(1.1 * (theirs - exact).norm(), eps * exact.norm())
+    assert (ours - theirs).norm() <= 16 * eps * exact.norm()
+
+
 @both
 def test_out_form_writes_into_columns_and_accumulates(nested, transpose):
     torch.manual_seed(0)

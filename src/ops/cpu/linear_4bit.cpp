@@ -107,10 +107,11 @@ void linear_into(const at::Tensor& y, const at::Tensor& x, const FourBitArgument
     return;
   }
   const at::ScalarType dtype = x.scalar_type();
+  const bool natively = cpu::multiplies_natively(dtype);  // which bounds oneDNN's cache before its first product, whoever makes it
   if (!transpose && tokens <= cpu::kFewRows &&
       cpu::multiply_few_rows(y2, x2, four_bit_work(weight, dense_type_of(dtype)).work, rows, accumulate))
     return;
-  if (cpu::multiplies_natively(dtype)) {
+  if (natively) {
     multiply(y2, x2, four_bit_work(weight, dense_type_of(dtype)), rows, columns, transpose, accumulate);
     return;
   }
