@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Products with a dense weight (N, K), as linear.hpp's with a four-bit one. Not differentiable.
 ///
-/// Few rows of x in 16 bits on a CPU, as in decoding, take a kernel that reads the weight once at the speed of memory; the rest is
-/// ATen's GEMM, which for a row or eight is up to twice slower.
+/// Few rows of x in 16 bits on a CPU, as in decoding, take a kernel that reads the weight once, in streams (cpu/few_rows_kernel.hpp); the rest
+/// is ATen's GEMM.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -5,8 +5,9 @@
 ///     transpose        y = x · W        x (…, out) → (…, in)         which is the gradient of the former
 ///
 /// W has the dtype of x: each value is round_to_dtype(fp32 code * fp32 scale). It never exists as a whole where a device can
-/// avoid that: the CPU dequantizes a panel that stays in its caches right before the panel's GEMM. Autograd saves the packed
-/// tensors only, so a layer costs no dense weight between forward and backward.
+/// avoid that: the CPU dequantizes a panel that stays in its caches right before the panel's GEMM, and multiplies up to 16 rows of
+/// x with the packed weight itself. Autograd saves the packed tensors only, so a layer costs no dense weight between forward and
+/// backward.
 /// @throws ValueError, TypeError  if shapes, sizes or dtypes contradict each other. Does not synchronize.
 #pragma once
 

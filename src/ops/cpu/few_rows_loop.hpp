@@ -29,7 +29,7 @@ namespace {
 constexpr int64_t kTile = 8;
 /// Rows of W that share a load of x.
 constexpr int kMostRows = 4;
-/// How far ahead W is fetched: rows of W are short, and the processor's own prefetcher begins anew at each.
+/// How far ahead in each stream of W memory is fetched.
 constexpr int64_t kAheadBytes = 2048;
 
 template <class Policy>
