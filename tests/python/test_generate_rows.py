@@ -399,6 +399,10 @@ def test_a_native_model_s_generate_goes_beyond_the_positions_as_transformers_doe
                 ValueError, match=r"prompts\[0\] of 10 tokens and max_new_tokens \(40\) must fit the model's 24 positions"
             ):
                 qlorapp.generate(ours, ids[0].tolist(), tokenizer, max_new_tokens=40)
+            rows = [ids[0].tolist(), [5], list(range(1, 24))]
+            for one in (ours, theirs):  # a row's length does not depend on its neighbors
+                found = qlorapp.generate(one, rows, tokenizer, max_new_tokens=18, fits_positions=True)
+                assert [len(answer.token_ids) for answer in found] == [14, 18, 1]
 
 
 def test_python_names_the_option(model, tokenizer):

@@ -155,15 +155,16 @@ class EvalGenerate(transformers.TrainerCallback):
             )
             return None, 0
         ends = generating.ends_of(model, tokenizer)
-        questions = _C.choose_questions(held_out, self.answers, ends, model.config.max_position_embeddings)
+        core = _core_of(model)
+        positions = model.config.max_position_embeddings if core is None else core.position_limit
+        questions = _C.choose_questions(held_out, self.answers, ends, positions)
         if not questions:
             self._say("EvalGenerate: no answers, as the evaluation rows have no prompt: they are trained as a whole")
             return None, 0
-        room = model.config.max_position_embeddings - max(len(question.prompt) for question in questions)
         with _evaluating(model):
             found = generating.generate(
                 model, [question.prompt for question in questions], tokenizer,
-                max_new_tokens=max(1, min(self.max_new_tokens, room)), max_rows=args.per_device_eval_batch_size,
+                max_new_tokens=self.max_new_tokens, fits_positions=True, max_rows=args.per_device_eval_batch_size,
             )  # fmt: skip
         texts = [answer.token_ids for answer in found]
         judged = _C.judge_answers(

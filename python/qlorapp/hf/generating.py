@@ -60,6 +60,7 @@ def generate(
     max_rows: int = 128,
     cache_memory: int = 0,
     deterministic: bool = False,
+    fits_positions: bool | None = None,
 ) -> Answers:
     """Answers prompts as `qlorapp generate` does: rows that end make room for those that wait, and common beginnings are computed once.
 
@@ -76,6 +77,8 @@ def generate(
         max_rows: computed at once, at most.
         cache_memory: bytes of keys and values, at most. 0: the memory that is free on the model's device, less a tenth.
         deterministic: rows are computed one after the other, so that each has the bits of its prompt alone. Slower with several prompts.
+        fits_positions: an answer has as many tokens as the model's positions leave it, if those are fewer than max_new_tokens. None: without
+            max_new_tokens.
 
     Raises:
         ValueError: for an option out of range, a prompt that with max_new_tokens has more tokens than the model has positions, or a row that
@@ -87,6 +90,7 @@ def generate(
         tokenizer = AutoTokenizer.from_pretrained(model.config.name_or_path)
     rows = [_ids_of(prompt, tokenizer, system, raw) for prompt in _as_list(prompts)]
     most = 128 if max_new_tokens is None else max_new_tokens
+    fits = max_new_tokens is None if fits_positions is None else fits_positions
     if do_sample is None:
         do_sample = (temperature, top_k, top_p, min_p) != (1.0, 0, 1.0, 0.0)
     sampling: dict[str, Any] = {
@@ -109,12 +113,16 @@ def generate(
                 found = _C.generate(
                     engine.core, rows, max_new_tokens=most, min_new_tokens=min_new_tokens, eos_token_ids=ends,
                     sampling=options, on_token=(lambda row, token: not stops.add(row, token)) if texts else None, max_rows=max_rows,
-                    cache_bytes=cache_memory, deterministic=deterministic, fits_positions=max_new_tokens is None,
+                    cache_bytes=cache_memory, deterministic=deterministic, fits_positions=fits,
                 )  # fmt: skip
     if found is None:
         torch.manual_seed(seed)
-        given = {**sampling, "max_new_tokens": most, "min_new_tokens": min_new_tokens}
-        found = [_through_transformers(model, row, ends, _Stops(stops, number), given) for number, row in enumerate(rows)]
+        limit = getattr(model.config, "max_position_embeddings", None) if fits else None
+        found = []
+        for number, row in enumerate(rows):
+            own = most if limit is None else max(1, min(most, limit - len(row)))
+            given = {**sampling, "max_new_tokens": own, "min_new_tokens": min_new_tokens}
+            found.append(_through_transformers(model, row, ends, _Stops(stops, number), given))
     seconds = time.perf_counter() - began
     for line in stops.unmatched():
         _log.warning("[generate] %s", line)
