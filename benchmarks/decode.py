@@ -21,6 +21,16 @@ from load_cuda import ROOT, write_checkpoint
 from train_step_peers import SHAPES
 
 
+def through_generate(model, ids, count):
+    """transformers' generate, for that many new tokens of each row."""
+    import torch
+
+    with torch.no_grad():
+        model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False
+        )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/dev")
@@ -49,16 +59,6 @@ def main():
                 bnb_4bit_compute_dtype=torch.bfloat16,
             )
         return library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **options).eval()
-
-    def through_generate(model, ids, count):
-        with torch.no_grad():
-            model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=count,
-                min_new_tokens=count,
-                do_sample=False,
-            )
 
     def seconds(work):
         began = time.perf_counter()

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 
+from decode import through_generate
 from load_cuda import ROOT, write_checkpoint
 from train_step_peers import SHAPES
 
@@ -72,20 +73,9 @@ def main():
         }
         print(json.dumps(line), flush=True)
 
-    def through_generate(model, batch):
+    def of_generate(model, batch):
         ids = ids_of(batch, model.config.vocab_size).cuda()
-
-        def run(count):
-            with torch.no_grad():
-                model.generate(
-                    input_ids=ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=count,
-                    min_new_tokens=count,
-                    do_sample=False,
-                )
-
-        return run
+        return lambda count: through_generate(model, ids, count)
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch) / "model"
@@ -113,7 +103,7 @@ def main():
                     lambda count, core=core, prompts=prompts: _C.generate(core, prompts, max_new_tokens=count),
                 )
                 if given.python:
-                    report("generate", adapters, batch, through_generate(model, batch))
+                    report("generate", adapters, batch, of_generate(model, batch))
                 if given.profile:
                     _C.generate(core, prompts, max_new_tokens=20)
                     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -135,7 +125,7 @@ def main():
                     model = peft.get_peft_model(model, lora)
                 model.eval()
                 for batch in given.batches:
-                    report("transformers + bitsandbytes", adapters, batch, through_generate(model, batch))
+                    report("transformers + bitsandbytes", adapters, batch, of_generate(model, batch))
 
 
 if __name__ == "__main__":
