@@ -43,14 +43,14 @@ struct GemmFourBitGroup {
   void* u = nullptr;        ///< (m, Σ rank) contiguous, written or read; null: no adapters.
   int64_t ranks = 0;        ///< Σ rank.
   unsigned* counters =
-      nullptr;  ///< Two, 0 before and after; where forms_u(). Launches that share them follow each other in a stream.
+      nullptr;  ///< Two, 0 before and after; of up to 8 rows. Launches that share them follow each other in a stream.
   const void* bias = nullptr;  ///< (Σ n); null: none.
   int64_t nested_block_size = 256;
   QuantType quant_type = QuantType::kNf4;
   float* partial = nullptr;  ///< gemm_4bit_group_floats() of them.
 };
 
-/// Whether there is a kernel: sm_80 and newer, m up to 128, k a multiple of 256, blocks of 64.
+/// Whether there is a kernel: sm_90 and newer, m up to 128, k a multiple of 256, blocks of 64.
 /// @param arch  what code_architecture() says.
 [[nodiscard]] bool has_gemm_4bit_group(int64_t m, int64_t k, int64_t block_size, int64_t nested_block_size, Float type, int arch);
 /// Whether the launch forms u from a. Reads what is not memory of the work.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -24,6 +25,8 @@ namespace {
 using Prompts = std::vector<std::vector<int64_t>>;
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+/// In place of a token that cannot be drawn.
+constexpr int64_t kNone = -1;
 /// A shorter common beginning is computed again: a second pass takes longer.
 constexpr int64_t kLeastShared = 32;
 
@@ -78,6 +81,15 @@ class Generation {
       seen_ = at::zeros({std::ssize(seats_), model.config().vocab_size}, at::TensorOptions(model.device()).dtype(at::kBool));
   }
 
+  Generation(const Generation&) = delete;
+  Generation& operator=(const Generation&) = delete;
+  ~Generation() {
+    if (!ahead_ || !draws_as_torch()) return;
+    at::Generator drawn = generator();  // a pass whose tokens nobody read has drawn nothing
+    const std::lock_guard lock(drawn.mutex());
+    drawn.set_offset(before_noise_);
+  }
+
   Prompts run() {
     do enter();
     while (draws_as_torch() && next_ < prompts_.size());
@@ -85,8 +97,6 @@ class Generation {
       if (taken_ > 0) pass();  // the first tokens can end all
       enter();
     }
-    // A pass whose tokens nobody read has drawn nothing.
-    if (ahead_ && draws_as_torch()) generator().set_offset(before_noise_);
     return std::move(generated_);
   }
 
@@ -122,7 +132,11 @@ class Generation {
   /// For these rows, (R, V). Each position draws once, for all rows.
   [[nodiscard]] at::Tensor noise_at(int64_t position, const std::vector<int64_t>& numbers) {
     if (position != noise_position_) {
-      if (model_.device().is_cuda()) before_noise_ = generator().get_offset();
+      if (model_.device().is_cuda()) {
+        at::Generator drawn = generator();
+        const std::lock_guard lock(drawn.mutex());
+        before_noise_ = drawn.get_offset();
+      }
       noise_ = at::empty({std::ssize(prompts_), model_.config().vocab_size}, at::TensorOptions(model_.device()).dtype(at::kFloat))
                    .exponential_(1, generator());
       noise_position_ = position;
@@ -266,7 +280,8 @@ class Generation {
     }
     if (kept.empty()) return std::nullopt;
     const at::Tensor tokens = kept.size() == before.seats.size() ? before.tokens : before.tokens.index_select(0, sent(kept));
-    return choose(tokens, std::move(seats), std::vector<int64_t>(kept.size(), 1), positions);
+    return choose(options_.sampling.do_sample ? tokens.clamp_min(0) : tokens, std::move(seats),
+                  std::vector<int64_t>(kept.size(), 1), positions);
   }
 
   [[nodiscard]] Chosen launch(const std::vector<Part>& parts) {
@@ -295,7 +310,8 @@ class Generation {
                                             blocked_now(positions), options_.sampling);
     const at::Tensor chosen = draws_as_torch() ? choose_tokens(scores, noise_at(positions.front(), numbers))
                                                : choose_tokens(scores, numbers, positions, options_.sampling);
-    if (is_penalized()) seen_.index_put_({seat_ids, chosen}, at::ones({}, seen_.options()));
+    if (options_.sampling.do_sample) chosen.masked_fill_(scores.amax(-1).isfinite().logical_not_(), kNone);
+    if (is_penalized()) seen_.index_put_({seat_ids, chosen.clamp_min(0)}, at::ones({}, seen_.options()));
     return {std::move(seats), std::move(rows), chosen, ArrivingValues(chosen)};
   }
 
@@ -307,7 +323,14 @@ class Generation {
   void take(const Chosen& chosen) {
     const std::vector<int64_t> tokens = chosen.host.read();
     for (size_t i = 0; i < tokens.size(); ++i) {
-      if (seats_[static_cast<size_t>(chosen.seats[i])].row == chosen.rows[i]) take(chosen.seats[i], tokens[i]);
+      if (seats_[static_cast<size_t>(chosen.seats[i])].row != chosen.rows[i]) continue;
+      if (tokens[i] == kNone) {
+        throw Error(
+            message("[generate] no token can be drawn for row {}: its logits are infinite or NaN after {} new tokens. Look at the "
+                    "weights, at the training of the adapter, and at the temperature.",
+                    number_of(chosen.rows[i]), generated_[chosen.rows[i]].size()));
+      }
+      take(chosen.seats[i], tokens[i]);
     }
   }
 

@@ -101,7 +101,8 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
     int64_t& length = cache.lengths[static_cast<size_t>(rows[i])];
     QLORAPP_CHECK_VALUE(length + counts[i] <= cache.capacity, "[generate] the cache holds {} positions a row; {} are needed.",
                         cache.capacity, length + counts[i]);
-    where.all_new = where.all_new && length == 0 && counts[i] > 0;
+    QLORAPP_CHECK_VALUE(counts[i] > 0, "[generate] row {} must have a token to compute; got none.", rows[i]);
+    where.all_new = where.all_new && length == 0;
     where.starts.push_back(cache.start(rows[i]));
     for (int64_t k = 0; k < counts[i]; ++k) {
       positions.push_back(length + k);

@@ -200,6 +200,35 @@ def test_samples_are_torch_s_draws(sampling, ours, theirs, ran):
     assert torch.rand(1) == (torch.manual_seed(5), [theirs.generate(**options) for _ in range(2)], torch.rand(1))[-1]
 
 
+def test_no_token_is_drawn_from_logits_that_are_no_numbers(tmp_path, ran):
+    peer.write_llama(tmp_path)
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(
+        RuntimeError, match="no token can be drawn for row 0: its logits are infinite or NaN after 0 new tokens"
+    ):
+        model.generate(**prompts(), max_new_tokens=4, do_sample=True, pad_token_id=0)
+    with pytest.raises(RuntimeError, match="no token can be drawn"):
+        _C.generate(model.forward.engine.core, [[3, 4]], max_new_tokens=4, sampling=_C.SamplingOptions(do_sample=True, seed=1))
+    assert ran.loops == 2
+
+
+def test_a_call_that_falls_back_has_drawn_nothing(ours, theirs, monkeypatch):
+    plain = _C.generate
+
+    def fails(*args, **kwargs):
+        plain(*args, **kwargs)
+        raise ValueError("no memory")
+
+    options = {**prompts(), "max_new_tokens": 6, "do_sample": True, "eos_token_id": None, "pad_token_id": 0}
+    torch.manual_seed(8)
+    expected = theirs.generate(**options)
+    monkeypatch.setattr(_C, "generate", fails)
+    torch.manual_seed(8)
+    assert torch.equal(ours.generate(**options), expected)
+
+
 def test_samples_follow_what_the_warpers_leave(ours, theirs, ran):
     ids = prompts(1)["input_ids"]
     sampling = {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2}
@@ -479,3 +508,34 @@ def test_every_known_processor_is_translated_as_transformers_orders_it(ours, mon
         temperature=0.9, top_k=5, top_p=0.9, min_p=0.01,
     )  # fmt: skip
     assert seen == [list(decoding._KNOWN)]
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_a_row_without_tokens_is_transformers(empty, ours, theirs):
+    given = prompts()
+    given["attention_mask"][empty] = 0
+    options = {**given, "max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert torch.equal(ours.generate(**options), theirs.generate(**options))
+
+
+def test_positions_of_another_length_are_transformers(ours, theirs):
+    ids = prompts(1)["input_ids"][:, :6]
+    options = {
+        "attention_mask": torch.ones(1, 9, dtype=torch.long),
+        "max_new_tokens": 4,
+        "do_sample": False,
+        "eos_token_id": None,
+    }
+    assert torch.equal(ours.generate(ids, **options), theirs.generate(ids, **options))
+
+
+def test_a_streamer_has_the_caller_s_autocast(ours):
+    class Asks(Heard):
+        def put(self, value):
+            self.put_in.append(torch.is_autocast_enabled("cpu"))
+
+    for enabled in (True, False):
+        heard = Asks()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            ours.generate(prompts(1)["input_ids"], streamer=heard, max_new_tokens=3, do_sample=False, eos_token_id=None)
+        assert heard.put_in == [enabled] * 4 + ["end"]

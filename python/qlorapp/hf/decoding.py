@@ -47,6 +47,8 @@ def generated(
 def _generated(
     engine: Engine, model: Any, ids: torch.Tensor, processors: Any, criteria: Any, config: Any, streamer: Any, given: dict[str, Any]
 ) -> torch.Tensor:  # fmt: skip
+    if ids.dim() != 2 or ids.numel() == 0 or ids.is_floating_point():
+        raise Beyond("input_ids are no rows of tokens")
     cache, (rows, columns) = given.get(CACHE), ids.shape
     if not isinstance(cache, EngineCache) or not cache.is_private or cache.is_initialized:
         raise Beyond("the cache is given or returned, or not the engine's")
@@ -67,6 +69,7 @@ def _generated(
     sampling, least = _sampling(processors, config.do_sample, columns, padding, ends)
     heard = _Heard(engine, model, ids, most, streamer, asked) if streamer is not None or asked else None
     prompts = [row[begin:] for row, begin in zip(ids.tolist(), padding, strict=True)]
+    random = _Random(engine.core.device) if config.do_sample else None
     try:
         with own_dtypes(engine.core.device):
             found = _C.generate(
@@ -76,6 +79,8 @@ def _generated(
     except (ValueError, torch.OutOfMemoryError) as error:  # such as a row whose most tokens the memory does not hold
         if heard is not None and heard.has_any:
             raise
+        if random is not None:
+            random.put_back()
         raise Beyond(str(error)) from None
     longest = max(map(len, found))
     new = torch.tensor([row + [int(pad)] * (longest - len(row)) if len(row) < longest else row for row in found])
@@ -136,6 +141,18 @@ def _sampling(
     return options, least
 
 
+class _Random:
+    """The state of torch's generator of a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._of = torch.cuda if device.type == "cuda" else torch
+        self._where = {"device": device} if device.type == "cuda" else {}
+        self._state = self._of.get_rng_state(**self._where)
+
+    def put_back(self) -> None:
+        self._of.set_rng_state(self._state, **self._where)
+
+
 class _Heard:
     """Passes the tokens of one row to streamer and criteria."""
 
@@ -144,12 +161,19 @@ class _Heard:
         self._row = torch.cat([ids.cpu(), torch.zeros(1, most, dtype=torch.long)], -1)
         self._begin = self._length = ids.shape[1]
         self._streamer, self._criteria = streamer, criteria
+        self._kind = ids.device.type  # autocast is off around the loop, and not for what the caller passed
+        self._autocast = torch.is_autocast_enabled(self._kind), torch.get_autocast_dtype(self._kind)
 
     @property
     def has_any(self) -> bool:
         return self._length > self._begin
 
-    def __call__(self, _: int, token: int) -> bool:
+    def __call__(self, row: int, token: int) -> bool:
+        enabled, dtype = self._autocast
+        with torch.autocast(self._kind, dtype=dtype, enabled=enabled):
+            return self._hear(token)
+
+    def _hear(self, token: int) -> bool:
         self._row[0, self._length] = token
         self._length += 1
         ended = [bool(one(self._row[:, : self._length], None)) for one in self._criteria]

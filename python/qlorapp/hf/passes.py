@@ -209,8 +209,12 @@ def left_padding(given: dict[str, Any], rows: int, columns: int) -> list[int]:
         padding = columns - present.sum(-1)
         if mask.shape != (rows, columns) or not torch.equal(present, places >= padding[:, None]):
             raise ValueError("the cache's first tokens have padding that is not on the left")
+    if columns == 0 or bool((padding >= columns).any()):
+        raise ValueError("a row has no tokens")
     counted = places - padding[:, None]
-    if positions is not None and not bool(((positions.cpu() == counted) | (counted < 0)).all()):
+    if positions is not None and (
+        positions.shape not in ((1, columns), (rows, columns)) or not bool(((positions.cpu() == counted) | (counted < 0)).all())
+    ):
         raise ValueError("position_ids do not count each row's tokens from 0")
     found: list[int] = padding.tolist()
     return found
