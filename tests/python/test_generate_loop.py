@@ -13,81 +13,12 @@ import qlorapp
 import torch
 import transformers
 from families import FAMILIES
+from generate_checks import LONG, by_their_loop, folder, ours, prompts, ran, theirs  # noqa: F401  (most are fixtures)
 from qlorapp import _C
 from qlorapp.hf import decoding
-from qlorapp.hf.cache import EngineCache
-from qlorapp.hf.forward import EngineForward, engine_of
-from test_generate import chi_square
+from qlorapp.hf.forward import engine_of
 from tiny_trainer import TINY
 from transformers.generation import logits_process
-
-LONG = 1 << 17  # positions
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("llama")
-    peer.write_llama(path, max_position_embeddings=LONG)
-    return path
-
-
-@pytest.fixture(scope="module")
-def ours(folder):
-    return qlorapp.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def theirs(folder):
-    return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-class Ran:
-    def __init__(self):
-        self.loops = self.passes = self.forwards = 0
-
-
-@pytest.fixture
-def ran(monkeypatch):
-    """Counts C++'s loops, its passes for transformers' loop, and calls of model.forward."""
-    counts = Ran()
-
-    def count(where, name, what):
-        plain = getattr(where, name)
-
-        def counted(*args, **kwargs):
-            setattr(counts, what, getattr(counts, what) + 1)
-            return plain(*args, **kwargs)
-
-        monkeypatch.setattr(where, name, counted)
-
-    count(_C, "generate", "loops")
-    count(EngineCache, "forward", "passes")
-    count(EngineForward, "__call__", "forwards")
-    return counts
-
-
-@pytest.fixture
-def by_their_loop(monkeypatch):
-    """Calls generate with transformers' loop over C++'s passes."""
-
-    def call(model, *args, **options):
-        def beyond(*_):
-            raise decoding.Beyond("a test")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(decoding, "generated", beyond)
-            return model.generate(*args, **options)
-
-    return call
-
-
-def prompts(rows=3, columns=9, vocabulary=peer.VOCAB):
-    torch.manual_seed(6)
-    ids, mask = torch.randint(3, vocabulary, (rows, columns)), torch.ones(rows, columns, dtype=torch.long)
-    for row in range(1, rows):
-        mask[row, : row % (columns - 2)] = 0
-    return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
-
 
 # --- greedy
 
@@ -156,99 +87,6 @@ def test_grad_modes_and_training_mode(mode, folder, ran, by_their_loop):
     with mode():
         found = model.train().generate(**options)
     assert ran.loops == 1 and torch.equal(found, by_their_loop(model.eval(), **options))
-
-
-# --- samples
-
-
-def test_samples_follow_torch_s_seed(ours, ran):
-    options = {**prompts(2), "max_new_tokens": 12, "do_sample": True, "num_return_sequences": 3, "eos_token_id": None}
-    torch.manual_seed(1)
-    first, second = ours.generate(**options), ours.generate(**options)
-    torch.manual_seed(1)
-    assert torch.equal(first, ours.generate(**options)) and ran.loops == 3
-    assert not torch.equal(first, second) and len(first.unique(dim=0)) == 6
-    assert torch.equal(first[:, :9], options["input_ids"].repeat_interleave(3, 0))
-    before = torch.get_rng_state()
-    ours.generate(**{**options, "do_sample": False, "num_return_sequences": 1})
-    assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {"num_return_sequences": 3, "eos_token_id": None},
-        {"eos_token_id": list(range(3, 60)), "num_return_sequences": 2, "temperature": 1.4},  # rows end, and are drawn for
-        {"top_k": 12, "top_p": 0.8, "repetition_penalty": 1.3, "min_new_tokens": 4, "eos_token_id": list(range(40, 80))},
-    ],
-)
-def test_samples_are_torch_s_draws(sampling, ours, theirs, ran):
-    options = {
-        **prompts(3, 80),
-        "max_new_tokens": 14,
-        "do_sample": True,
-        "pad_token_id": 0,
-        **sampling,
-    }  # beginnings are shared
-    torch.manual_seed(5)
-    expected = [theirs.generate(**options) for _ in range(2)]
-    torch.manual_seed(5)
-    found = [ours.generate(**options) for _ in range(2)]
-    assert ran.loops == 2
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
-    assert torch.rand(1) == (torch.manual_seed(5), [theirs.generate(**options) for _ in range(2)], torch.rand(1))[-1]
-
-
-def test_no_token_is_drawn_from_logits_that_are_no_numbers(tmp_path, ran):
-    peer.write_llama(tmp_path)
-    model = qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    with torch.no_grad():
-        model.model.norm.weight.fill_(float("nan"))
-    with pytest.raises(
-        RuntimeError, match="no token can be drawn for row 0: its logits are infinite or NaN after 0 new tokens"
-    ):
-        model.generate(**prompts(), max_new_tokens=4, do_sample=True, pad_token_id=0)
-    with pytest.raises(RuntimeError, match="no token can be drawn"):
-        _C.generate(model.forward.engine.core, [[3, 4]], max_new_tokens=4, sampling=_C.SamplingOptions(do_sample=True, seed=1))
-    assert ran.loops == 2
-
-
-def test_a_call_that_falls_back_has_drawn_nothing(ours, theirs, monkeypatch):
-    plain = _C.generate
-
-    def fails(*args, **kwargs):
-        plain(*args, **kwargs)
-        raise ValueError("no memory")
-
-    options = {**prompts(), "max_new_tokens": 6, "do_sample": True, "eos_token_id": None, "pad_token_id": 0}
-    torch.manual_seed(8)
-    expected = theirs.generate(**options)
-    monkeypatch.setattr(_C, "generate", fails)
-    torch.manual_seed(8)
-    assert torch.equal(ours.generate(**options), expected)
-
-
-def test_samples_follow_what_the_warpers_leave(ours, theirs, ran):
-    ids = prompts(1)["input_ids"]
-    sampling = {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2}
-    with torch.no_grad():
-        scores = theirs(ids).logits[:, -1]
-    for warper in (
-        logits_process.RepetitionPenaltyLogitsProcessor(1.2), logits_process.TemperatureLogitsWarper(1.3),
-        logits_process.TopKLogitsWarper(30), logits_process.TopPLogitsWarper(0.9), logits_process.MinPLogitsWarper(0.01),
-    ):  # fmt: skip
-        scores = warper(ids, scores)
-    torch.manual_seed(2)
-    found = ours.generate(ids, max_new_tokens=1, do_sample=True, num_return_sequences=4000, eos_token_id=None, **sampling)
-    assert ran.loops == 1
-    counts, probabilities = torch.bincount(found[:, -1], minlength=peer.VOCAB).double(), scores[0].double().softmax(0)
-    assert counts[probabilities == 0].sum() == 0
-    rare = probabilities * 4000 < 5  # together, as the test asks
-    statistic, freedom = chi_square(
-        torch.cat([counts[~rare], counts[rare].sum()[None]]), torch.cat([probabilities[~rare], probabilities[rare].sum()[None]])
-    )
-    assert freedom >= 5 and abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5
 
 
 # --- one row, heard token by token
