@@ -154,7 +154,10 @@ class Generation {
     return angles_of(model_.config(), std::ssize(prompts_[row]), room_of(row));
   }
   [[nodiscard]] Bytes cache_bytes() const {
-    return options_.cache_bytes > 0 ? Bytes{options_.cache_bytes} : Bytes{ops::free_memory(model_.device()).count / 10 * 9};
+    if (options_.cache_bytes > 0) return Bytes{options_.cache_bytes};
+    constexpr int64_t kDrawn = 6 * sizeof(float);  // of a logit: scores, probabilities, torch's numbers, and what sorts them
+    const int64_t drawn = draws_as_torch() ? kDrawn * std::ssize(seats_) * model_.config().vocab_size : 0;
+    return Bytes{std::max<int64_t>(ops::free_memory(model_.device()).count / 10 * 9 - drawn, 0)};
   }
   [[nodiscard]] at::Tensor sent(const std::vector<int64_t>& values) const { return on_device(values, model_.device()); }
 
