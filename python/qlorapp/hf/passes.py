@@ -213,7 +213,8 @@ def left_padding(given: dict[str, Any], rows: int, columns: int) -> list[int]:
         raise ValueError("a row has no tokens")
     counted = places - padding[:, None]
     if positions is not None and (
-        positions.shape not in ((1, columns), (rows, columns)) or not bool(((positions.cpu() == counted) | (counted < 0)).all())
+        positions.shape[-2:] not in ((1, columns), (rows, columns))
+        or not bool(((positions.cpu() == counted) | (counted < 0)).all())
     ):
         raise ValueError("position_ids do not count each row's tokens from 0")
     found: list[int] = padding.tolist()
