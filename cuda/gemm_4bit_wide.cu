@@ -113,7 +113,7 @@ __device__ __forceinline__ void lay_x(const Work& work, int64_t at) {
   reinterpret_cast<uint4*>(work.laid)[at] = words;
 }
 
-/// What the product reads: u by the first CTAs, x by the others.
+/// The first CTAs form u, the others lay x down for the product.
 template <class T, int kTokens>
 __global__ void __launch_bounds__(kBesideThreads) prepare_wide(const __grid_constant__ Work work) {
   const auto of_u =

@@ -85,7 +85,7 @@ class Generation {
   Generation& operator=(const Generation&) = delete;
   ~Generation() {
     if (!ahead_ || !draws_as_torch()) return;
-    at::Generator drawn = generator();  // a pass whose tokens nobody read has drawn nothing
+    at::Generator drawn = generator();  // the numbers of a pass whose tokens were not read go back
     const std::lock_guard lock(drawn.mutex());
     drawn.set_offset(before_noise_);
   }
@@ -416,7 +416,7 @@ int64_t limit_of(const format::RopeSettings& rope, int64_t positions) {
   }
 }
 
-/// Of a loaded model: what is wrong with its files is said first, and an adapter may bring tokens.
+/// Runs after loading: errors in the files of the model come first, and an adapter can add tokens.
 void check_tokens(const CausalLM& model, const Prompts& prompts) {
   const int64_t vocabulary = model.config().vocab_size;
   for (const std::vector<int64_t>& prompt : prompts) {

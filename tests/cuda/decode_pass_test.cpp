@@ -17,7 +17,7 @@ namespace {
 
 constexpr Float kType = Float::kBFloat16;
 
-/// What a pass consists of, in memory that ends where it should.
+/// The phases and buffers of a pass; each buffer ends with its last element.
 struct Program {
   int m, width = 256, inner = 512, heads, kv_heads, dim, rank;
   bool nested, norms;

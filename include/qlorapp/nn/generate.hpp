@@ -39,7 +39,7 @@ struct GenerateOptions {
 /// are for `factor` times as many). Without end where every rotation adapts to its row ("dynamic").
 [[nodiscard]] int64_t position_limit(const format::ModelConfig& config);
 
-/// What generate() checks of its arguments, but for the tokens, before it computes: needs no weights, so that a caller can ask before it loads them.
+/// The checks of generate(), except those of the tokens. They need no weights, so a caller can run them before it loads the model.
 /// @throws ValueError naming the option that is out of range, or the prompt that leaves no position for a new token, or fewer than max_new_tokens
 /// without fits_positions.
 void check_generation(const format::ModelConfig& config, const std::vector<std::vector<int64_t>>& prompts,

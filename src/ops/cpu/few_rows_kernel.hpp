@@ -4,7 +4,7 @@
 /// A GEMM wants W dense in memory; with few rows, forming it takes longer than the product. Here each value of W is formed in a
 /// register and multiplied with every row of x while it is there, so that W is read once, in four bits. The values are those that
 /// dequantize_4bit gives in the dtype of x. Sums are in float32, in an order that depends on K alone: a row of y has the same bits
-/// whatever other rows there are.
+/// independently of the other rows.
 #pragma once
 
 #include <cstddef>

@@ -76,7 +76,7 @@ struct DenseRow {
   }
 };
 
-/// sums[m][r] of `tokens` rows of x and `rows` rows of W. One register of partial sums each, whatever the two numbers are.
+/// sums[m][r] of `tokens` rows of x and `rows` rows of W. Each has one register of partial sums, so the order of adding does not depend on the counts.
 template <class Policy, class Row, int tokens, int rows>
 [[gnu::noinline]] void products(const Row* row, const typename Policy::Element* x, int64_t units, float* sums) {
   using Vector = typename Policy::Vector;

@@ -107,7 +107,7 @@ void linear_into(const at::Tensor& y, const at::Tensor& x, const FourBitArgument
     return;
   }
   const at::ScalarType dtype = x.scalar_type();
-  const bool natively = cpu::multiplies_natively(dtype);  // which bounds oneDNN's cache before its first product, whoever makes it
+  const bool natively = cpu::multiplies_natively(dtype);  // its first call bounds the cache of oneDNN
   if (!transpose && tokens <= cpu::kFewRows &&
       cpu::multiply_few_rows(y2, x2, four_bit_work(weight, dense_type_of(dtype)).work, rows, accumulate))
     return;
