@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cstdint>
+#include <limits>
 
 #include "decode_attention.hpp"
 #include "early_launch.cuh"
@@ -158,11 +159,18 @@ bool has_decode_attention(Float type, int64_t head_dim, int architecture) {
   return (type == Float::kFloat16 && architecture >= 75) || (type == Float::kBFloat16 && architecture >= 80);
 }
 
-int64_t decode_splits(int64_t rows, int64_t heads, int64_t kv_heads, int64_t longest, int multiprocessors) {
-  constexpr int64_t kCtasEach = 3;  // of a multiprocessor, at a time
-  const int64_t group = heads / kv_heads, ctas = rows * kv_heads * ((group + kHeads - 1) / kHeads);
-  const int64_t wanted = (kCtasEach * multiprocessors + ctas - 1) / ctas, most = (longest + kWarps * kKeys - 1) / (kWarps * kKeys);
-  return std::clamp<int64_t>(std::min(wanted, most), 1, kMostSplits);
+int64_t decode_splits(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t longest, int multiprocessors) {
+  const int64_t group = heads / kv_heads, pairs = rows * kv_heads * ((group + kHeads - 1) / kHeads);
+  const int64_t at_a_time = (head_dim <= 64 ? 5 : head_dim <= 128 ? 3 : 2) * multiprocessors;  // CTAs; their registers decide
+  // CTAs come in waves, and the last is seldom full. To begin and to join cost what so many keys cost, as measured on an H200.
+  constexpr int64_t kBeginning = 130, kJoining = 200, kEach = kWarps * kKeys;
+  int64_t best = 1, least = std::numeric_limits<int64_t>::max();
+  for (int64_t splits = 1; splits <= std::min<int64_t>(kMostSplits, (longest + kEach - 1) / kEach); ++splits) {
+    const int64_t waves = (pairs * splits + at_a_time - 1) / at_a_time, chunk = (longest + splits - 1) / splits;
+    const int64_t cost = waves * (chunk + kBeginning) + (splits > 1 ? kJoining : 0);
+    if (cost < least) best = splits, least = cost;
+  }
+  return best;
 }
 
 int64_t decode_partial_floats(const DecodeAttention& work) {

@@ -28,8 +28,9 @@ struct DecodeAttention {
 
 /// Whether there is a kernel: 16 bits, sm_80 for bf16 and sm_75 for fp16, head_dim of 8, 16 … 256.
 [[nodiscard]] bool has_decode_attention(Float type, int64_t head_dim, int architecture);
-/// Into how many parts rows of at most `longest` keys are divided, so that the GPU is full.
-[[nodiscard]] int64_t decode_splits(int64_t rows, int64_t heads, int64_t kv_heads, int64_t longest, int multiprocessors);
+/// Into how many parts rows of at most `longest` keys are divided, so that the GPU is full to the end.
+[[nodiscard]] int64_t decode_splits(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t longest,
+                                    int multiprocessors);
 [[nodiscard]] int64_t decode_partial_floats(const DecodeAttention& work);
 cudaError_t decode_attention(const DecodeAttention& work, Stream stream);
 

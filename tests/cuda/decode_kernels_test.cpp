@@ -43,7 +43,7 @@ TEST_CASE("attention of one query a row reads the row's keys, and nothing else",
                                      .window = window,
                                      .splits = 1,
                                      .scale = 0.125F};
-          for (const int64_t splits : {int64_t{1}, cuda::decode_splits(2, heads, kv_heads, longest, multiprocessors())}) {
+          for (const int64_t splits : {int64_t{1}, cuda::decode_splits(2, heads, kv_heads, dim, longest, multiprocessors())}) {
             work.splits = splits;
             const Memory partial(cuda::decode_partial_floats(work) * 4);
             work.partial = partial.at<float>();
