@@ -43,6 +43,21 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def process_as_it_was():
+    """`full_determinism` sets variables and torch's switches for the whole process, and a later test of the same process would compute
+    otherwise, and plan otherwise: CUBLAS_WORKSPACE_CONFIG says how large cuBLAS's workspace is."""
+    variables = dict(os.environ)
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    yield
+    pytests_own = os.environ["PYTEST_CURRENT_TEST"]
+    os.environ.clear()
+    os.environ.update(variables, PYTEST_CURRENT_TEST=pytests_own)
+    torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+
+
 @pytest.fixture
 def build_dir() -> pathlib.Path:
     return BUILD
