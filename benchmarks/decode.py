@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures greedy decoding on a CPU beside transformers: tokens a second by batch, of 16-bit and of four-bit weights.
 
-    python benchmarks/decode.py [--build build/dev] [--model 1b] [--batches 1 8] [--prompt 16] [--new 9] [--threads 2] [--weights bf16 4bit]
+    python benchmarks/decode.py [--build build/dev] [--model 1b] [--batches 1 8] [--prompt 16] [--new 33] [--threads 2] [--weights bf16 4bit]
 
 bf16, random weights at the model's shape; four bits are NF4 with double quantization, the peer's bitsandbytes' layers. C++ is the library's
 generate(), `generate` transformers' over this library's model, the peer transformers' over its own. A step's time is that of --new tokens less
@@ -37,7 +37,7 @@ def main():
     parser.add_argument("--model", default="1b", choices=SHAPES)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--prompt", type=int, default=16)
-    parser.add_argument("--new", type=int, default=9)
+    parser.add_argument("--new", type=int, default=33)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--weights", nargs="+", default=["bf16", "4bit"], choices=["bf16", "4bit"])
     given = parser.parse_args()

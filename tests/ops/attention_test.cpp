@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "catch.hpp"
+#include "core/cpu_isa.hpp"
 #include "qlorapp/core/error.hpp"
 #include "tensors.hpp"
 
@@ -73,7 +74,8 @@ TEST_CASE("cached attention is the last queries of attention", "[ops][cpu]") {
 TEST_CASE("one query for each row of a cache is its formula in double precision", "[ops][cpu]") {
   at::manual_seed(7);
   const auto dtype = GENERATE(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf);
-  const int64_t kv_heads = GENERATE(1, 3, 6), d = GENERATE(8, 20, 64), window = GENERATE(0, 1, 100);
+  const int64_t kv_heads = GENERATE(1, 3, 6), d = GENERATE(8, 20, 64, 80), window = GENERATE(0, 1, 100);
+  set_cpu_isa(GENERATE(CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512));
   const std::vector<int64_t> starts{5, 700, 40}, lengths{1, 513, 130}, row_starts{0, 1, 2, 3};
   const at::Tensor whole = randn({3, 6 + 2 * kv_heads, d}, dtype), q = whole.narrow(1, kv_heads, 6);
   const at::Tensor k = randn({1300, kv_heads, d}, dtype), v = randn({1300, kv_heads, d}, dtype);
@@ -96,6 +98,7 @@ TEST_CASE("one query for each row of a cache is its formula in double precision"
     at::set_num_threads(threads);
     REQUIRE(at::equal(alone[0], got[row]));
   }
+  set_cpu_isa(best_cpu_isa());
 }
 
 TEST_CASE("an empty batch has an empty result", "[ops][cpu]") {

@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
+#include "decode_attention_kernel.hpp"
+#include "four_bit_work.hpp"
 #include "simd.hpp"
 
 namespace qlorapp::ops::cpu {
@@ -30,59 +33,84 @@ struct Shared {
   accumulate_t<T> scale;
 };
 
+/// scores = q · keysᵀ, where no kernel takes it.
+template <class T>
+void score(const Shared<T>& work, const accumulate_t<T>* q, accumulate_t<T>* wide, accumulate_t<T>* scores) {
+  for (int64_t l = 0; l < work.keys; ++l) {
+    const T* const key = work.k + l * work.k_stride;
+#pragma omp simd
+    for (int64_t i = 0; i < work.d; ++i) wide[i] = widen(key[i]);
+    for (int64_t g = 0; g < work.queries; ++g) {
+      const auto* const own = q + g * work.d;
+      accumulate_t<T> sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < work.d; ++i) sum += own[i] * wide[i];
+      scores[g * work.keys + l] = sum;
+    }
+  }
+}
+
+/// sums += scores · values, where no kernel takes it.
+template <class T>
+void sum_up(const Shared<T>& work, const accumulate_t<T>* scores, accumulate_t<T>* wide, accumulate_t<T>* sums) {
+  for (int64_t l = 0; l < work.keys; ++l) {
+    const T* const value = work.v + l * work.v_stride;
+#pragma omp simd
+    for (int64_t i = 0; i < work.d; ++i) wide[i] = widen(value[i]);
+    for (int64_t g = 0; g < work.queries; ++g) {
+      const auto weight = scores[g * work.keys + l];
+      auto* const own = sums + g * work.d;
+#pragma omp simd
+      for (int64_t i = 0; i < work.d; ++i) own[i] += weight * wide[i];
+    }
+  }
+}
+
+template <class A>
+void softmax(A* row, int64_t count) {
+  A largest = row[0], total = 0;
+#pragma omp simd reduction(max : largest)
+  for (int64_t l = 0; l < count; ++l) largest = row[l] > largest ? row[l] : largest;
+#pragma omp simd reduction(+ : total)
+  for (int64_t l = 0; l < count; ++l) {
+    row[l] = simd::exp(row[l] - largest);
+    total += row[l];
+  }
+  const A inverse = A{1} / total;
+#pragma omp simd
+  for (int64_t l = 0; l < count; ++l) row[l] *= inverse;
+}
+
 /// @param scratch  of scratch_size() elements.
 template <class T>
-void attend(const Shared<T>& work, accumulate_t<T>* scratch) {
+void attend(const Shared<T>& work, const DecodeAttentionKernel& kernel, accumulate_t<T>* scratch) {
   using A = accumulate_t<T>;
   const int64_t queries = work.queries, keys = work.keys, d = work.d;
   A *const q = scratch, *const sums = q + queries * d, *const wide = sums + queries * d, *const scores = wide + d;
-  for (int64_t g = 0; g < queries; ++g) {
-#pragma omp simd
-    for (int64_t i = 0; i < d; ++i) q[g * d + i] = widen(work.q[g * work.q_stride + i]) * work.scale;
-  }
-  for (int64_t l = 0; l < keys; ++l) {
-    const T* const key = work.k + l * work.k_stride;
-#pragma omp simd
-    for (int64_t i = 0; i < d; ++i) wide[i] = widen(key[i]);
+  CachedHead head;
+  if constexpr (std::is_same_v<A, float>)
+    head = {work.k, work.v, work.k_stride, work.v_stride, keys, d, queries, q, scores, keys, sums};
+  simd::vectorized([&] {
     for (int64_t g = 0; g < queries; ++g) {
-      const A* const own = q + g * d;
-      A sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < d; ++i) sum += own[i] * wide[i];
-      scores[g * keys + l] = sum;
+#pragma omp simd
+      for (int64_t i = 0; i < d; ++i) q[g * d + i] = widen(work.q[g * work.q_stride + i]) * work.scale;
     }
-  }
-  for (int64_t g = 0; g < queries; ++g) {
-    A* const own = scores + g * keys;
-    A largest = own[0], total = 0;
-#pragma omp simd reduction(max : largest)
-    for (int64_t l = 0; l < keys; ++l) largest = own[l] > largest ? own[l] : largest;
-#pragma omp simd reduction(+ : total)
-    for (int64_t l = 0; l < keys; ++l) {
-      own[l] = simd::exp(own[l] - largest);
-      total += own[l];
-    }
-    const A inverse = A{1} / total;
 #pragma omp simd
-    for (int64_t l = 0; l < keys; ++l) own[l] *= inverse;
-#pragma omp simd
-    for (int64_t i = 0; i < d; ++i) sums[g * d + i] = 0;
-  }
-  for (int64_t l = 0; l < keys; ++l) {
-    const T* const value = work.v + l * work.v_stride;
-#pragma omp simd
-    for (int64_t i = 0; i < d; ++i) wide[i] = widen(value[i]);
+    for (int64_t i = 0; i < queries * d; ++i) sums[i] = 0;
+    if (kernel.score == nullptr) score(work, q, wide, scores);
+  });
+  if (kernel.score != nullptr) kernel.score(head);
+  simd::vectorized([&] {
+    for (int64_t g = 0; g < queries; ++g) softmax(scores + g * keys, keys);
+    if (kernel.sum == nullptr) sum_up(work, scores, wide, sums);
+  });
+  if (kernel.sum != nullptr) kernel.sum(head);
+  simd::vectorized([&] {
     for (int64_t g = 0; g < queries; ++g) {
-      const A weight = scores[g * keys + l];
-      A* const own = sums + g * d;
 #pragma omp simd
-      for (int64_t i = 0; i < d; ++i) own[i] += weight * wide[i];
+      for (int64_t i = 0; i < d; ++i) work.out[g * work.out_stride + i] = narrow<T>(sums[g * d + i]);
     }
-  }
-  for (int64_t g = 0; g < queries; ++g) {
-#pragma omp simd
-    for (int64_t i = 0; i < d; ++i) work.out[g * work.out_stride + i] = narrow<T>(sums[g * d + i]);
-  }
+  });
 }
 
 size_t scratch_size(int64_t queries, int64_t keys, int64_t d) { return static_cast<size_t>(queries * (2 * d + keys) + d); }
@@ -97,6 +125,7 @@ at::Tensor attend_one_query_each(const at::Tensor& q, const at::Tensor& k, const
   // Heads that share keys read them once, if there is work enough for all threads.
   const int64_t group = heads / kv_heads, queries = rows * kv_heads >= at::get_num_threads() ? group : 1;
   const int64_t parts = heads / queries, longest = std::max<int64_t>(1, *std::ranges::max_element(lengths));
+  const DecodeAttentionKernel kernel = decode_attention_kernel(cpu_isa(), dense_type_of(q.scalar_type()), d);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, q.scalar_type(), "decode_attention", [&] {
     using A = accumulate_t<scalar_t>;
     const auto *pq = q.const_data_ptr<scalar_t>(), *pk = k.const_data_ptr<scalar_t>(), *pv = v.const_data_ptr<scalar_t>();
@@ -120,7 +149,7 @@ at::Tensor attend_one_query_each(const at::Tensor& q, const at::Tensor& k, const
                                     seen,
                                     d,
                                     static_cast<A>(scale)};
-        simd::vectorized([&] { attend(work, scratch.data()); });
+        attend(work, kernel, scratch.data());
       }
     });
   });
