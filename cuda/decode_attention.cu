@@ -32,13 +32,14 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ De
   const int64_t first_head = static_cast<int64_t>(kv_head) * group + first;
   wait_for_earlier_kernels();
 
-  const int64_t length = __ldg(work.lengths + row);
-  const int64_t from = work.window > 0 && length > work.window ? length - work.window : 0;
-  const int64_t share = (length - from + work.splits - 1) / work.splits, chunk = (share + kKeys - 1) / kKeys * kKeys;
-  const int64_t begin = from + static_cast<int64_t>(blockIdx.x) * chunk, end = min(begin + chunk, length);
-  const int64_t slot = __ldg(work.starts + row);
-  const T* const keys = static_cast<const T*>(work.k) + slot * work.slot_stride + kv_head * work.kv_head_stride;
-  const T* const values = static_cast<const T*>(work.v) + slot * work.slot_stride + kv_head * work.kv_head_stride;
+  const auto length = static_cast<int>(__ldg(work.lengths + row)), splits = static_cast<int>(work.splits);
+  const int from = work.window > 0 && length > work.window ? length - static_cast<int>(work.window) : 0;
+  const int first_tile = from / kKeys * kKeys, share = (length - first_tile + splits - 1) / splits;
+  const int chunk = (share + kKeys - 1) / kKeys * kKeys;
+  const int begin = first_tile + static_cast<int>(blockIdx.x) * chunk, end = min(begin + chunk, length);
+  const KeySlots slots(row, work.starts, work.shared_starts, work.shared_lengths);
+  const T* const keys = static_cast<const T*>(work.k) + kv_head * work.kv_head_stride;
+  const T* const values = static_cast<const T*>(work.v) + kv_head * work.kv_head_stride;
   const uint4 nothing = make_uint4(0, 0, 0, 0);
 
   uint4 q[kKeyLoads];
@@ -52,8 +53,8 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ De
   const auto q_of = [&](int j) { return q[j]; };
   HeadSums<kDim> sums;
   const float scale = work.scale * kLog2E;
-  for (int64_t base = begin + warp * kKeys; base < end; base += kWarps * kKeys) {
-    attend_keys<T, kDim, false>(sums, q_of, keys, values, work.slot_stride, base, end, dim, scale, g, t);
+  for (int base = begin + warp * kKeys; base < end; base += kWarps * kKeys) {
+    attend_keys<T, kDim, false>(sums, q_of, keys, values, slots, work.slot_stride, from, base, end, dim, scale, g, t);
   }
   float sum = sums.sum;
   sum += __shfl_xor_sync(kAllLanes, sum, 1);

@@ -17,8 +17,11 @@ struct DecodeAttention {
   const void* v;           ///< As k.
   void* out;               ///< (rows, heads, head_dim), contiguous.
   float* partial;          ///< decode_partial_floats() of them; not read where splits is 1.
-  const int64_t* starts;   ///< (rows) on the device: a row's first slot.
+  const int64_t* starts;   ///< (rows) on the device: key p of a row is in slot starts + p.
   const int64_t* lengths;  ///< (rows) on the device: its keys, with the query's own; at least 1.
+  const int64_t* shared_starts =
+      nullptr;  ///< (rows) on the device: of its first shared_lengths keys, a multiple of 16, p is in slot shared_starts + p.
+  const int64_t* shared_lengths = nullptr;                           ///< The same; both null: no row shares keys.
   int64_t q_row_stride, q_head_stride, slot_stride, kv_head_stride;  ///< Elements.
   int64_t rows, heads, kv_heads, head_dim;
   int64_t window;  ///< The last keys that the query sees; 0: all.

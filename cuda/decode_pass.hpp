@@ -78,11 +78,11 @@ struct DecodePass {
   const PassPhase* phases = nullptr;  ///< On the device.
   int count = 0, m = 0;               ///< Phases; rows, 1 to 8.
   int heads = 0, kv_heads = 0, head_dim = 0;
-  const int64_t *positions = nullptr, *slots = nullptr, *starts = nullptr,
-                *lengths = nullptr;  ///< (m) each, as in DecodeSteps::Step.
-  void* u = nullptr;                 ///< (m, the most Σ rank of a phase).
-  float* partial = nullptr;          ///< pass_partial_floats() of them.
-  unsigned* counters = nullptr;      ///< pass_counters() of them, 0 before and after.
+  const int64_t *positions = nullptr, *slots = nullptr, *starts = nullptr, *lengths = nullptr, *shared_starts = nullptr,
+                *shared_lengths = nullptr;  ///< (m) each, as in DecodeSteps::Step.
+  void* u = nullptr;                        ///< (m, the most Σ rank of a phase).
+  float* partial = nullptr;                 ///< pass_partial_floats() of them.
+  unsigned* counters = nullptr;             ///< pass_counters() of them, 0 before and after.
   int64_t nested_block_size = 256;
   int nested_shift = 8;                        ///< Its logarithm; -1: it is no power of two.
   NormRule norm_rule = NormRule::kRoundTwice;  ///< kOnePlus: of the norms of heads, x and the next x.

@@ -46,6 +46,20 @@ __device__ __forceinline__ uint4 read_past_l1(const T* address) {
   return v;
 }
 
+/// Where a row's keys are, whose shared ones are a multiple of kKeys: a tile of keys that begins at such a multiple lies in one place. Slots are
+/// fewer than 2^31.
+struct KeySlots {
+  int start, shared_start = 0, shared = 0;
+
+  /// @param starts, shared_starts, shared_lengths  of all rows; the last two may be null.
+  __device__ KeySlots(int64_t row, const int64_t* starts, const int64_t* shared_starts, const int64_t* shared_lengths)
+      : start(static_cast<int>(__ldg(starts + row))) {
+    if (shared_lengths == nullptr) return;
+    shared = static_cast<int>(__ldg(shared_lengths + row)), shared_start = static_cast<int>(__ldg(shared_starts + row));
+  }
+  [[nodiscard]] __device__ __forceinline__ int64_t slot(int key) const { return key + (key < shared ? shared_start : start); }
+};
+
 /// Sums over the keys that a warp has read. Lane 4g + t holds elements 64c + 16t + i (out[c][i][0]) and 64c + 16t + 8 + i (out[c][i][1]) of head g.
 template <int kDim>
 struct HeadSums {
@@ -53,20 +67,24 @@ struct HeadSums {
   float most = -FLT_MAX, sum = 0.0F;  ///< Of head g; the sum is this lane's part.
 };
 
-/// @param q  q(j): the elements 32j + 8t and seven more of head g.  @param keys, values  of slot 0.  @param scale  times log2(e).
-/// Keys from `base` to `end` - 1, at most 16.
+/// @param q  q(j): the elements 32j + 8t and seven more of head g.  @param keys, values  of slot 0.  @param slots  of a row's keys.  @param scale  times log2(e).
+/// Keys from the larger of `base`, a multiple of 16, and `from` to the smaller of base + 15 and `end` - 1.
 /// @tparam kFewRegisters  reads values when the scores are there, not with the keys.
 template <class T, int kDim, bool kFewRegisters, class Query>
 __device__ __forceinline__ void attend_keys(HeadSums<kDim>& sums, const Query& q, const T* keys, const T* values,
-                                            int64_t slot_stride, int64_t base, int64_t end, int dim, float scale, int g, int t) {
+                                            const KeySlots& slots, int64_t slot_stride, int from, int base, int end, int dim,
+                                            float scale, int g, int t) {
   constexpr unsigned kAllLanes = 0xFFFFFFFFU;
   constexpr int kKeyLoads = kDim / 32, kValueLoads = kDim / 64;
   const uint4 nothing = make_uint4(0, 0, 0, 0);
+  const int64_t tile_start = slots.slot(base) * slot_stride;
+  keys += tile_start, values += tile_start;
+  const int last = min(kKeys, end - base) - 1;
   constexpr bool kOneByOne = kFewRegisters && kDim > 128;  // of the values' loads
   uint4 k[2][kKeyLoads], v[4][kOneByOne ? 1 : kValueLoads];
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
-    const int64_t key = min(base + tile * 8 + g, end - 1);
+    const int key = min(tile * 8 + g, last);
 #pragma unroll
     for (int j = 0; j < kKeyLoads; ++j) {
       const int at = j * 32 + t * 8;
@@ -76,7 +94,7 @@ __device__ __forceinline__ void attend_keys(HeadSums<kDim>& sums, const Query& q
   const auto read_values = [&](int c, int to) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int64_t key = min(base + (i / 2) * 8 + 2 * t + i % 2, end - 1);
+      const int key = min((i / 2) * 8 + 2 * t + i % 2, last);
       const int at = c * 64 + g * 8;
       v[i][to] = at < dim ? read_past_l1(values + key * slot_stride + at) : nothing;
     }
@@ -85,6 +103,10 @@ __device__ __forceinline__ void attend_keys(HeadSums<kDim>& sums, const Query& q
 #pragma unroll
     for (int c = 0; c < kValueLoads; ++c) read_values(c, c);
   }
+  const auto is_seen = [&](int tile, int i) {
+    const int key = base + tile * 8 + 2 * t + i;
+    return key >= from && key < end;
+  };
   float score[2][2] = {};  // of head g: keys tile · 8 + 2t and the next
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile)
@@ -99,7 +121,7 @@ __device__ __forceinline__ void attend_keys(HeadSums<kDim>& sums, const Query& q
   for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      score[tile][i] = base + tile * 8 + 2 * t + i < end ? score[tile][i] * scale : -FLT_MAX;
+      score[tile][i] = is_seen(tile, i) ? score[tile][i] * scale : -FLT_MAX;
       largest = fmaxf(largest, score[tile][i]);
     }
   largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
@@ -111,7 +133,7 @@ __device__ __forceinline__ void attend_keys(HeadSums<kDim>& sums, const Query& q
   for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      score[tile][i] = base + tile * 8 + 2 * t + i < end ? exp2f(score[tile][i] - sums.most) : 0.0F;
+      score[tile][i] = is_seen(tile, i) ? exp2f(score[tile][i] - sums.most) : 0.0F;
       sums.sum += score[tile][i];
     }
   if constexpr (kFewRegisters && !kOneByOne) {

@@ -16,7 +16,7 @@ namespace {
 struct Unit {
   int pair, split, count;  ///< Of row and heads; of the parts of its keys.
   int row, kv_head, first_head, heads;
-  int64_t first_slot, begin, end, length;  ///< Of the row; of the part; of all its keys.
+  int from, begin, end;  ///< The first key that the query sees; the part.
   bool is_there;
 
   __device__ Unit(const DecodePass& pass, const PassPhase& phase, int index) {
@@ -24,12 +24,13 @@ struct Unit {
     pair = index % pairs, split = index / pairs;
     row = pair / (pass.kv_heads * tiles), kv_head = pair / tiles % pass.kv_heads;
     first_head = kv_head * group + pair % tiles * kHeads, heads = min(kHeads, (kv_head + 1) * group - first_head);
-    length = __ldg(pass.lengths + row), first_slot = __ldg(pass.starts + row);
-    const int64_t from = phase.window > 0 && length > phase.window ? length - phase.window : 0;
-    const auto keys = static_cast<int>(length - from), used = max(1, min(phase.splits, (keys + kFewestKeys - 1) / kFewestKeys));
+    const auto length = static_cast<int>(__ldg(pass.lengths + row));
+    from = phase.window > 0 && length > phase.window ? length - static_cast<int>(phase.window) : 0;
+    const int first_tile = from / kKeys * kKeys, keys = length - first_tile,
+              used = max(1, min(phase.splits, (keys + kFewestKeys - 1) / kFewestKeys));
     const int chunk = ((keys + used - 1) / used + kKeys - 1) / kKeys * kKeys;
     count = (keys + chunk - 1) / chunk;
-    begin = from + static_cast<int64_t>(split) * chunk, end = min(begin + chunk, length);
+    begin = first_tile + split * chunk, end = min(begin + chunk, length);
     is_there = split < count;
   }
 };
@@ -100,7 +101,7 @@ __device__ __forceinline__ void attend_unit(const Here<kRows>& here, const PassP
   const int64_t position = __ldg(pass.positions + unit.row), new_slot = __ldg(pass.slots + unit.row);
   const int dim = pass.head_dim, kv_head = unit.kv_head, first_head = unit.first_head, heads = unit.heads, split = unit.split;
   const int count = unit.count, row = unit.row;
-  const int64_t begin = unit.begin, end = unit.end, first_slot = unit.first_slot;
+  const int begin = unit.begin, end = unit.end;
 
   // The row's new key and value go to the cache, by those who attend to them.
   const int g = here.lane / 4, t = here.lane % 4;
@@ -124,16 +125,17 @@ __device__ __forceinline__ void attend_unit(const Here<kRows>& here, const PassP
   }
   __syncthreads();
 
-  const T* const keys = static_cast<const T*>(phase.keys) + first_slot * slot_stride + static_cast<int64_t>(kv_head) * dim;
-  const T* const values = static_cast<const T*>(phase.values) + first_slot * slot_stride + static_cast<int64_t>(kv_head) * dim;
+  const KeySlots slots(row, pass.starts, pass.shared_starts, pass.shared_lengths);
+  const T* const keys = static_cast<const T*>(phase.keys) + static_cast<int64_t>(kv_head) * dim;
+  const T* const values = static_cast<const T*>(phase.values) + static_cast<int64_t>(kv_head) * dim;
   const auto* const own_q = reinterpret_cast<const unsigned char*>(shared.parts + g * kDim);
   const auto q_of = [&](int j) {
     const int at = j * 32 + t * 8;
     return g < heads && at < dim ? *reinterpret_cast<const uint4*>(own_q + at * 2) : make_uint4(0, 0, 0, 0);
   };
   HeadSums<kDim> sums;
-  for (int64_t base = begin + here.warp * kKeys; base < end; base += kPassWarps * kKeys)
-    attend_keys<T, kDim, true>(sums, q_of, keys, values, slot_stride, base, end, dim, phase.scale, g, t);
+  for (int base = begin + here.warp * kKeys; base < end; base += kPassWarps * kKeys)
+    attend_keys<T, kDim, true>(sums, q_of, keys, values, slots, slot_stride, unit.from, base, end, dim, phase.scale, g, t);
   sums.sum += __shfl_xor_sync(kAllLanes, sums.sum, 1);
   sums.sum += __shfl_xor_sync(kAllLanes, sums.sum, 2);
   if (t == 0) shared.most[here.warp][g] = sums.most, shared.sum[here.warp][g] = sums.sum;

@@ -213,10 +213,10 @@ __device__ __forceinline__ void prefetch_later(const Here<kRows>& here, const Pa
   if (next.kind == PassKind::kAttention) {
     const Unit unit(here.pass, next, static_cast<int>(blockIdx.x));
     if (!unit.is_there) return;
+    const KeySlots slots(unit.row, here.pass.starts, here.pass.shared_starts, here.pass.shared_lengths);
     const int bytes = here.pass.head_dim * 2, lines = (bytes + kLine - 1) / kLine;
-    for (int i = here.thread; i < static_cast<int>(unit.end - unit.begin) * lines; i += kPassThreads) {
-      const int64_t at =
-          ((unit.first_slot + unit.begin + i / lines) * here.pass.kv_heads + unit.kv_head) * bytes + i % lines * kLine;
+    for (int i = here.thread; i < (unit.end - unit.begin) * lines; i += kPassThreads) {
+      const int64_t at = (slots.slot(unit.begin + i / lines) * here.pass.kv_heads + unit.kv_head) * bytes + i % lines * kLine;
       prefetch(static_cast<const char*>(next.keys) + at);
       prefetch(static_cast<const char*>(next.values) + at);
     }

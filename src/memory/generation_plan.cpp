@@ -137,8 +137,10 @@ class Rehearsal {
 /// @param together  rows that may be computed together.
 GenerationPlan plan_rows(const PlanSettings& settings, const GenerationRows& rows, int64_t together, Bytes room, bool whole) {
   const Bytes position = cache_per_position(settings.model, settings.compute_dtype);
-  const GenerationSize size = generation_size(positions_of(settings, rows), rows.max_new_tokens, std::min(together, rows.max_rows),
-                                              position, rows.cache.count > 0 ? rows.cache : kNoLimit);
+  const std::vector<int64_t> positions = positions_of(settings, rows);
+  const GenerationSize size =
+      generation_size(std::ranges::max(positions), positions, rows.max_new_tokens, std::min(together, rows.max_rows), position,
+                      rows.cache.count > 0 ? rows.cache : kNoLimit);
   const Rehearsal rehearsal(settings, rows, size);
   const auto replayed = [&](std::optional<Bytes> limit) {
     return replay(rehearsal.tape, rehearsal.loaded_events, rehearsal.events, settings.device, limit);

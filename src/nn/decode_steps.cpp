@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <numeric>
 #include <string>
@@ -23,6 +24,7 @@ namespace {
 
 /// A recording takes as long as some passes: one that few passes follow is not worth it.
 constexpr int64_t kPassesFirst = 4;
+constexpr int64_t kNumbers = 6;
 
 /// At least `rows`, of few numbers: each has a recording of its own.
 int64_t bucket_of(int64_t rows) {
@@ -52,13 +54,15 @@ at::Tensor DecodeSteps::compute(CausalLM& model, const Step& step, GenerationCac
   if (step.pass) return std::get<0>(decoder.last_norm(step.pass->run(x)));
   CacheRows where{.slots = step.numbers.select(0, 1), .capacity = cache.capacity};
   if (*on_device_) {
-    where.device_starts = step.numbers.select(0, 2);
-    where.device_lengths = step.numbers.select(0, 3);
+    where.on_device = step.numbers.narrow(0, 2, 4);
   } else {
     const at::Tensor host = step.numbers.cpu();
     const auto* const numbers = host.const_data_ptr<int64_t>();
-    where.starts.assign(numbers + 2 * rows, numbers + 3 * rows);
-    where.lengths.assign(numbers + 3 * rows, numbers + 4 * rows);
+    int64_t i = 2;
+    for (auto* list : {&where.starts, &where.lengths, &where.shared_starts, &where.shared_lengths}) {
+      list->assign(numbers + i * rows, numbers + (i + 1) * rows);
+      ++i;
+    }
   }
   std::vector<int64_t> row_starts(static_cast<size_t>(rows) + 1);
   std::iota(row_starts.begin(), row_starts.end(), int64_t{0});
@@ -101,16 +105,16 @@ at::Tensor DecodeSteps::forward(CausalLM& model, const at::Tensor& tokens, std::
   const auto integers = at::TensorOptions().dtype(at::kLong);
   if (!step.tokens.defined()) {
     step.tokens = at::empty({padded}, integers.device(device));
-    step.numbers = at::empty({4, padded}, integers.device(device));
+    step.numbers = at::empty({kNumbers, padded}, integers.device(device));
   }
-  const at::Tensor host = at::empty({4, padded}, integers.pinned_memory(device.is_cuda()));
+  const at::Tensor host = at::empty({kNumbers, padded}, integers.pinned_memory(device.is_cuda()));
   auto* const numbers = host.mutable_data_ptr<int64_t>();
   for (int64_t i = 0; i < padded; ++i) {
     const int64_t row = rows[static_cast<size_t>(i < count ? i : 0)], length = cache.lengths[static_cast<size_t>(row)];
-    numbers[i] = length - 1;
-    numbers[padded + i] = cache.start(row) + length - 1;
-    numbers[2 * padded + i] = cache.start(row);
-    numbers[3 * padded + i] = length;
+    const RowPlace& place = cache.place(row);
+    const std::array<int64_t, kNumbers> own{length - 1, place.start + length - 1, place.start,
+                                            length,     place.shared_start,       place.shared};
+    for (size_t k = 0; k < own.size(); ++k) numbers[static_cast<int64_t>(k) * padded + i] = own[k];
   }
   step.numbers.copy_(host, /*non_blocking=*/true);
   step.tokens.narrow(0, 0, count).copy_(tokens);

@@ -34,9 +34,9 @@ class DecodeSteps {
  private:
   /// Of a number of rows. Rows that are not needed repeat the first.
   struct Step {
-    at::Tensor tokens;                      ///< (rows) int64.
-    at::Tensor numbers;                     ///< (4, rows) int64: position, slot of the token, first slot and length of the row.
-    at::Tensor hidden;                      ///< (rows, D).
+    at::Tensor tokens;   ///< (rows) int64.
+    at::Tensor numbers;  ///< (6, rows) int64: position and slot of the token; start, length and what is shared of the row.
+    at::Tensor hidden;   ///< (rows, D).
     std::unique_ptr<ops::DecodePass> pass;  ///< All blocks in one launch; null where there is none.
     std::unique_ptr<ops::LaunchGraph> graph;
     int64_t passes = 0;  ///< Without a graph.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -15,7 +16,7 @@
 #include "nn/generation_cache.hpp"
 #include "nn/generation_size.hpp"
 #include "nn/host_values.hpp"
-#include "nn/slot_arena.hpp"
+#include "nn/seating.hpp"
 #include "ops/device_memory.hpp"
 #include "qlorapp/core/units.hpp"
 
@@ -27,9 +28,6 @@ using Prompts = std::vector<std::vector<int64_t>>;
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 /// In place of a token that cannot be drawn.
 constexpr int64_t kNone = -1;
-/// A shorter common beginning is computed again: a second pass takes longer.
-constexpr int64_t kLeastShared = 32;
-
 /// Rows whose angles do not depend on their length, or not while they are here, may stand beside each other.
 enum class Angles : uint8_t { kShort, kLong, kChanging };
 
@@ -51,12 +49,6 @@ bool outgrows(const format::ModelConfig& config, int64_t before, int64_t now) {
   });
 }
 
-/// Tokens that both begin with. The last of a prompt is not among them: its logits are wanted.
-int64_t common_beginning(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
-  const auto differ = std::ranges::mismatch(a, b).in1;
-  return std::min(differ - a.begin(), std::ssize(a) - 1);
-}
-
 class Generation {
  public:
   /// @param first  the number of the first prompt among the caller's.
@@ -66,19 +58,17 @@ class Generation {
         options_(options),
         first_(first),
         generated_(prompts.size()),
-        seats_(static_cast<size_t>(std::min(options.max_rows, std::ssize(prompts)))),
-        arena_(0) {
-    std::vector<int64_t> wanted;
-    for (size_t row = 0; row < prompts.size(); ++row) wanted.push_back(room_of(row));
-    const GenerationSize size = generation_size(std::move(wanted), options.max_new_tokens, options.max_rows,
-                                                cache_per_position(model.config(), model.dtype()), cache_bytes());
-    cache_ = make_cache(model, size.rows, size.longest, size.slots);
+        rooms_(rooms()),
+        slots_(slots_of_rows(prompts, rooms_, kinds(), options.max_rows)),
+        size_(generation_size(std::ranges::max(rooms_), slots_, options.max_new_tokens, options.max_rows,
+                              cache_per_position(model.config(), model.dtype()), cache_bytes())),
+        seating_(prompts, size_.rows, size_.slots),
+        cache_(make_cache(model, size_.rows, size_.longest, size_.slots)) {
     cache_.adapters_are_constant = true;
-    arena_ = SlotArena(size.slots);
-    if (draws_as_torch()) check_draws(size);
+    if (draws_as_torch()) check_draws();
     if (options.min_new_tokens > 0) ends_ = ends();
     if (is_penalized())
-      seen_ = at::zeros({std::ssize(seats_), model.config().vocab_size}, at::TensorOptions(model.device()).dtype(at::kBool));
+      seen_ = at::zeros({size_.rows, model.config().vocab_size}, at::TensorOptions(model.device()).dtype(at::kBool));
   }
 
   Generation(const Generation&) = delete;
@@ -93,19 +83,14 @@ class Generation {
   Prompts run() {
     do enter();
     while (draws_as_torch() && next_ < prompts_.size());
-    while (next_ < prompts_.size() || taken_ > 0) {
-      if (taken_ > 0) pass();  // the first tokens can end all
+    while (next_ < prompts_.size() || seating_.taken() > 0) {
+      if (seating_.taken() > 0) pass();  // the first tokens can end all
       enter();
     }
     return std::move(generated_);
   }
 
  private:
-  struct Seat {
-    std::optional<size_t> row;
-    int64_t token = 0;  ///< Chosen, not computed yet.
-  };
-
   /// A row's tokens that a pass computes.
   struct Part {
     int64_t seat = 0;
@@ -115,19 +100,16 @@ class Generation {
   [[nodiscard]] bool draws_as_torch() const { return options_.sampling.do_sample && options_.sampling.torch_draws; }
   [[nodiscard]] at::Generator generator() const { return at::globalContext().defaultGenerator(model_.device()); }
   /// torch.multinomial draws for all rows at once.
-  void check_draws(const GenerationSize& size) const {
-    int64_t wanted = 0;
+  void check_draws() const {
+    const int64_t wanted = std::accumulate(slots_.begin(), slots_.end(), int64_t{0});
     bool are_alike = true;
-    for (size_t row = 0; row < prompts_.size(); ++row) {
-      wanted += room_of(row);
-      are_alike = are_alike && angles_of_row(row) == angles_of_row(0);
-    }
+    for (size_t row = 0; row < prompts_.size(); ++row) are_alike = are_alike && angles_of_row(row) == angles_of_row(0);
     QLORAPP_CHECK_VALUE(
-        size.rows == std::ssize(prompts_) && size.slots >= wanted && are_alike &&
+        size_.rows == std::ssize(prompts_) && size_.slots >= wanted && are_alike &&
             (prompts_.size() == 1 || angles_of_row(0) != Angles::kChanging),
         "[generate] torch_draws requires that all {} rows are computed at once; {} are. Leave it out, or raise max_rows and "
         "cache_bytes.",
-        prompts_.size(), size.rows);
+        prompts_.size(), size_.rows);
   }
   /// For these rows, (R, V). Each position draws once, for all rows.
   [[nodiscard]] at::Tensor noise_at(int64_t position, const std::vector<int64_t>& numbers) {
@@ -148,81 +130,71 @@ class Generation {
   /// Among the caller's prompts.
   [[nodiscard]] int64_t number_of(size_t row) const { return first_ + static_cast<int64_t>(row); }
   [[nodiscard]] bool is_penalized() const { return options_.sampling.repetition_penalty != 1.0; }
-  [[nodiscard]] int64_t room_of(size_t row) const { return std::ssize(prompts_[row]) + most_of(row); }
   [[nodiscard]] int64_t most_of(size_t row) const { return new_tokens_of(model_.config(), std::ssize(prompts_[row]), options_); }
   [[nodiscard]] Angles angles_of_row(size_t row) const {
-    return angles_of(model_.config(), std::ssize(prompts_[row]), room_of(row));
+    return angles_of(model_.config(), std::ssize(prompts_[row]), std::ssize(prompts_[row]) + most_of(row));
   }
   [[nodiscard]] Bytes cache_bytes() const {
     if (options_.cache_bytes > 0) return Bytes{options_.cache_bytes};
     constexpr int64_t kDrawn = 6 * sizeof(float);  // of a logit: scores, probabilities, torch's numbers, and what sorts them
-    const int64_t drawn = draws_as_torch() ? kDrawn * std::ssize(seats_) * model_.config().vocab_size : 0;
+    const int64_t drawn =
+        draws_as_torch() ? kDrawn * std::min(options_.max_rows, std::ssize(prompts_)) * model_.config().vocab_size : 0;
     return Bytes{std::max<int64_t>(ops::free_memory(model_.device()).count / 10 * 9 - drawn, 0)};
   }
   [[nodiscard]] at::Tensor sent(const std::vector<int64_t>& values) const { return on_device(values, model_.device()); }
 
+  [[nodiscard]] std::vector<int64_t> rooms() const {
+    std::vector<int64_t> found;
+    for (size_t row = 0; row < prompts_.size(); ++row) found.push_back(std::ssize(prompts_[row]) + most_of(row));
+    return found;
+  }
+  [[nodiscard]] std::vector<int> kinds() const {
+    std::vector<int> found;
+    for (size_t row = 0; row < prompts_.size(); ++row) {
+      const Angles angles = angles_of_row(row);
+      found.push_back(angles == Angles::kChanging ? -1 : static_cast<int>(angles));
+    }
+    return found;
+  }
+
   /// Seats waiting prompts, in their order, and computes them. Unless no row is left, some seats must be free: a pass of few prompts costs as
   /// much as one of some more.
   void enter() {
-    const int64_t free = std::ssize(seats_) - taken_, waiting = std::ssize(prompts_) - static_cast<int64_t>(next_);
-    if (taken_ > 0 && free < std::min(waiting, std::max<int64_t>(std::ssize(seats_) / 8, 1))) return;
+    const int64_t waiting = std::ssize(prompts_) - static_cast<int64_t>(next_);
+    if (seating_.taken() > 0 && seating_.free() < std::min(waiting, std::max<int64_t>(size_.rows / 8, 1))) return;
     std::vector<int64_t> entered;
-    for (int64_t tokens = 0; next_ < prompts_.size() && taken_ < std::ssize(seats_); ++next_) {
+    for (int64_t tokens = 0; next_ < prompts_.size() && seating_.free() > 0; ++next_) {
       const std::vector<int64_t>& prompt = prompts_[next_];
       const Angles angles = angles_of_row(next_);
-      tokens += std::ssize(prompt);
-      if (taken_ > 0 && (angles != angles_ || angles == Angles::kChanging)) break;
+      const bool is_other = angles != angles_ || angles == Angles::kChanging;
+      if (seating_.taken() > 0 && is_other) break;
+      if (is_other) seating_.forget();
+      const Seating::Beginning beginning = seating_.beginning_of(next_);
+      tokens += std::ssize(prompt) - beginning.shared;
       if (!entered.empty() && tokens > kTokensAtOnce) break;
-      const std::optional<int64_t> start = arena_.take(room_of(next_));
-      if (!start) break;
+      const std::optional<Seating::Placed> placed = seating_.enter(next_, rooms_[next_], beginning);
+      if (!placed) break;
       angles_ = angles;
-      const auto seat = std::ranges::find_if(seats_, [](const Seat& one) { return !one.row; });
-      seat->row = next_;
-      const int64_t number = seat - seats_.begin();
-      cache_.starts[static_cast<size_t>(number)] = *start;
-      cache_.lengths[static_cast<size_t>(number)] = 0;
-      entered.push_back(number);
-      ++taken_;
+      cache_.places[static_cast<size_t>(placed->seat)] = placed->place;
+      cache_.lengths[static_cast<size_t>(placed->seat)] = placed->place.shared;
+      entered.push_back(placed->seat);
       if (is_penalized()) {
-        seen_.select(0, number).zero_();
-        seen_.select(0, number).index_fill_(0, sent(prompt), true);
+        seen_.select(0, placed->seat).zero_();
+        seen_.select(0, placed->seat).index_fill_(0, sent(prompt), true);
       }
     }
     compute_prompts(entered);
   }
 
-  /// Those with a beginning that another row has, or gets now, after the others.
+  /// Those whose beginning another row has, or gets now, after the others.
   void compute_prompts(const std::vector<int64_t>& entered) {
     std::vector<Part> whole, rest;
-    std::vector<int64_t> from, to;  // slots
     for (const int64_t seat : entered) {
-      const std::vector<int64_t>& prompt = prompts_[*seats_[static_cast<size_t>(seat)].row];
-      int64_t shared = 0, source = 0;
-      for (int64_t other = 0; other < std::ssize(seats_); ++other) {
-        const std::optional<size_t> row = seats_[static_cast<size_t>(other)].row;
-        const bool waits =
-            std::ranges::find(entered, other) != entered.end() && std::ranges::find(whole, other, &Part::seat) == whole.end();
-        if (!row || other == seat || waits) continue;
-        const int64_t found = common_beginning(prompt, prompts_[*row]);
-        if (found > shared) shared = found, source = other;
-      }
-      if (shared < std::max(kLeastShared, std::ssize(prompt) / 2)) {
-        whole.push_back({seat, prompt});
-        continue;
-      }
-      rest.push_back({seat, std::span(prompt).subspan(static_cast<size_t>(shared))});
-      for (int64_t i = 0; i < shared; ++i) {
-        from.push_back(cache_.start(source) + i);
-        to.push_back(cache_.start(seat) + i);
-      }
-      cache_.lengths[static_cast<size_t>(seat)] = shared;
+      const int64_t shared = cache_.place(seat).shared;
+      const std::span<const int64_t> prompt = prompts_[*seating_.row(seat)];
+      (shared == 0 ? whole : rest).push_back({seat, prompt.subspan(static_cast<size_t>(shared))});
     }
     compute(whole);
-    if (rest.empty()) return;
-    const at::Tensor read = sent(from), written = sent(to);
-    for (KeyValueCache& block : cache_.blocks) {
-      for (at::Tensor* slots : {&block.keys, &block.values}) slots->index_copy_(0, written, slots->index_select(0, read));
-    }
     compute(rest);
   }
 
@@ -244,17 +216,17 @@ class Generation {
 
   [[nodiscard]] std::vector<Part> next_parts() {
     std::vector<Part> parts;
-    for (int64_t seat = 0; seat < std::ssize(seats_); ++seat) {
-      const Seat& own = seats_[static_cast<size_t>(seat)];
-      if (!own.row) continue;
+    for (int64_t seat = 0; seat < size_.rows; ++seat) {
+      const std::optional<size_t>& row = seating_.row(seat);
+      if (!row) continue;
       int64_t& length = cache_.lengths[static_cast<size_t>(seat)];
       if (outgrows(model_.config(), length, length + 1)) {  // it is the only row
-        again_ = prompts_[*own.row];
-        again_.insert(again_.end(), generated_[*own.row].begin(), generated_[*own.row].end());
+        again_ = prompts_[*row];
+        again_.insert(again_.end(), generated_[*row].begin(), generated_[*row].end());
         length = 0;
         parts.push_back({seat, again_});
       } else {
-        parts.push_back({seat, std::span(&own.token, 1)});
+        parts.push_back({seat, std::span(generated_[*row]).last(1)});
       }
     }
     return parts;
@@ -264,8 +236,8 @@ class Generation {
   [[nodiscard]] bool goes_on() const {
     if (!model_.device().is_cuda() || next_ < prompts_.size()) return false;
     const auto changes = [&](int64_t length) { return outgrows(model_.config(), length, length + 1); };
-    for (size_t seat = 0; seat < seats_.size(); ++seat) {
-      if (seats_[seat].row && changes(cache_.lengths[seat])) return false;
+    for (int64_t seat = 0; seat < size_.rows; ++seat) {
+      if (seating_.row(seat) && changes(cache_.lengths[static_cast<size_t>(seat)])) return false;
     }
     return true;
   }
@@ -276,7 +248,7 @@ class Generation {
     for (size_t i = 0; i < before.seats.size(); ++i) {
       const size_t row = before.rows[i];
       const int64_t position = std::ssize(generated_[row]) + 1;
-      if (seats_[static_cast<size_t>(before.seats[i])].row != row || position >= most_of(row)) continue;
+      if (seating_.row(before.seats[i]) != row || position >= most_of(row)) continue;
       seats.push_back(before.seats[i]);
       positions.push_back(position);
       kept.push_back(static_cast<int64_t>(i));
@@ -293,7 +265,7 @@ class Generation {
       tokens.insert(tokens.end(), part.tokens.begin(), part.tokens.end());
       counts.push_back(std::ssize(part.tokens));
       seats.push_back(part.seat);
-      positions.push_back(std::ssize(generated_[*seats_[static_cast<size_t>(part.seat)].row]));
+      positions.push_back(std::ssize(generated_[*seating_.row(part.seat)]));
     }
     return choose(sent(tokens), std::move(seats), counts, positions);
   }
@@ -304,7 +276,7 @@ class Generation {
     std::vector<size_t> rows;
     std::vector<int64_t> numbers;
     for (const int64_t seat : seats) {
-      rows.push_back(*seats_[static_cast<size_t>(seat)].row);
+      rows.push_back(*seating_.row(seat));
       numbers.push_back(number_of(rows.back()));
     }
     const at::Tensor logits = model_.logits(forward_cached(model_, tokens, seats, counts, cache_));
@@ -326,7 +298,7 @@ class Generation {
   void take(const Chosen& chosen) {
     const std::vector<int64_t> tokens = chosen.host.read();
     for (size_t i = 0; i < tokens.size(); ++i) {
-      if (seats_[static_cast<size_t>(chosen.seats[i])].row != chosen.rows[i]) continue;
+      if (seating_.row(chosen.seats[i]) != chosen.rows[i]) continue;
       if (tokens[i] == kNone) {
         throw Error(
             message("[generate] no token can be drawn for row {}: its logits are infinite or NaN after {} new tokens. Look at the "
@@ -338,17 +310,14 @@ class Generation {
   }
 
   void take(int64_t seat, int64_t token) {
-    Seat& own = seats_[static_cast<size_t>(seat)];
-    std::vector<int64_t>& text = generated_[*own.row];
+    const size_t own = *seating_.row(seat);
+    std::vector<int64_t>& text = generated_[own];
     text.push_back(token);
-    own.token = token;
-    const int64_t row = number_of(*own.row);
+    const int64_t row = number_of(own);
     const bool ended = std::ranges::find(options_.eos_token_ids, token) != options_.eos_token_ids.end();
     const bool wanted = !options_.on_token || options_.on_token(row, token);
-    if (!ended && wanted && std::ssize(text) < most_of(*own.row)) return;
-    arena_.give_back(cache_.start(seat), room_of(*own.row));
-    own.row.reset();
-    --taken_;
+    if (!ended && wanted && std::ssize(text) < most_of(own)) return;
+    seating_.leave(seat);
     if (options_.on_end) options_.on_end(row, text);
   }
 
@@ -372,14 +341,14 @@ class Generation {
   const GenerateOptions& options_;
   int64_t first_;
   Prompts generated_;
-  std::vector<Seat> seats_;
-  SlotArena arena_;
+  std::vector<int64_t> rooms_, slots_;  ///< Positions of each row, and the slots that it takes.
+  GenerationSize size_;
+  Seating seating_;
   GenerationCache cache_;
   at::Tensor seen_;  ///< (seats, V) bool.
   at::Tensor ends_;  ///< As ends(), where some tokens come before them.
   Angles angles_ = Angles::kShort;
   size_t next_ = 0;              ///< The first prompt that has no seat yet.
-  int64_t taken_ = 0;            ///< Seats.
   std::optional<Chosen> ahead_;  ///< Of a pass that is launched already.
   at::Tensor noise_;             ///< Of all rows, at a position; where torch's numbers are drawn.
   int64_t noise_position_ = -1;

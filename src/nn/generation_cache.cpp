@@ -58,8 +58,8 @@ void GenerationCache::select_rows(std::span<const int64_t> rows) {
 }
 
 void GenerationCache::place_rows() {
-  starts.clear();
-  for (int64_t row = 0; row < row_count(); ++row) starts.push_back(row * capacity);
+  places.clear();
+  for (int64_t row = 0; row < row_count(); ++row) places.push_back({.start = row * capacity});
 }
 
 void GenerationCache::remove_last(int64_t count) {
@@ -80,7 +80,7 @@ GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity
   GenerationCache cache{.blocks = std::vector<KeyValueCache>(model.blocks().size()),
                         .lengths = std::vector<int64_t>(static_cast<size_t>(rows), 0),
                         .capacity = capacity,
-                        .starts = std::vector<int64_t>(static_cast<size_t>(rows), 0)};
+                        .places = std::vector<RowPlace>(static_cast<size_t>(rows))};
   for (KeyValueCache& block : cache.blocks) {
     block.keys = at::empty({slots, config.num_key_value_heads, config.head_dim}, model.decoder().norm_weight().options());
     block.values = at::empty_like(block.keys);
@@ -103,7 +103,10 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
                         cache.capacity, length + counts[i]);
     QLORAPP_CHECK_VALUE(counts[i] > 0, "[generate] row {} must have a token to compute; got none.", rows[i]);
     where.all_new = where.all_new && length == 0;
-    where.starts.push_back(cache.start(rows[i]));
+    const RowPlace& place = cache.place(rows[i]);
+    where.starts.push_back(place.start);
+    where.shared_starts.push_back(place.shared_start);
+    where.shared_lengths.push_back(place.shared);
     for (int64_t k = 0; k < counts[i]; ++k) {
       positions.push_back(length + k);
       slots.push_back(where.starts.back() + length + k);

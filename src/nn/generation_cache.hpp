@@ -8,22 +8,22 @@
 #include <vector>
 
 #include "nn/block/decoder_block.hpp"
+#include "nn/seating.hpp"
 
 namespace qlorapp {
 
 class CausalLM;
 class DecodeSteps;
 
-/// Row r occupies slots [start(r), start(r) + lengths[r]) of each block's keys and values.
 struct GenerationCache {
   std::vector<KeyValueCache> blocks;
   std::vector<int64_t> lengths;             ///< Positions per row so far.
   int64_t capacity = 0;                     ///< Slots per row, at most.
-  std::vector<int64_t> starts = {};         ///< The first slot of each row.
+  std::vector<RowPlace> places = {};        ///< Of each row in each block's keys and values.
   bool adapters_are_constant = false;       ///< Their values do not change between two passes over this cache.
   std::shared_ptr<DecodeSteps> steps = {};  ///< Made by the first pass; a copy of the cache must have its own.
 
-  // Of a cache whose rows have `capacity` slots each:
+  // Of a cache whose rows have `capacity` slots each, and share none:
   /// Makes room for `wanted` positions per row. Copies what the rows hold if they have less; at least doubles the capacity then.
   void reserve(int64_t wanted);
   /// Row i becomes a copy of the row `rows[i]` (beam search reorders, several returned sequences repeat).
@@ -33,7 +33,7 @@ struct GenerationCache {
   /// @throws ValueError if a row has fewer.
   void remove_last(int64_t count);
 
-  [[nodiscard]] int64_t start(int64_t row) const { return starts[static_cast<size_t>(row)]; }
+  [[nodiscard]] const RowPlace& place(int64_t row) const { return places[static_cast<size_t>(row)]; }
   [[nodiscard]] int64_t row_count() const { return static_cast<int64_t>(lengths.size()); }
 
  private:
@@ -44,7 +44,7 @@ struct GenerationCache {
 
 /// Empty, with room for `rows` rows of at most `capacity` positions each, on the model's device.
 [[nodiscard]] GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity);
-/// The same with `slots` in all, of which the caller gives each row some by GenerationCache::starts.
+/// The same with `slots` in all, of which the caller gives each row some by GenerationCache::places.
 [[nodiscard]] GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity, int64_t slots);
 /// Of the keys and values of one position.
 [[nodiscard]] int64_t cache_bytes_per_position(const CausalLM& model);

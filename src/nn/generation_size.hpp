@@ -32,14 +32,16 @@ struct GenerationSize {
   int64_t slots = 0;    ///< Positions that the cache holds.
 };
 
-/// @param positions  that each row needs, of its prompt and its new tokens. At least one row.
+/// @param longest  positions of the longest row, of its prompt and its new tokens.  @param slots  that each row takes, fewer where it shares
+/// some. At least one row.
 /// @param position  bytes of one.  @param most  bytes that all may take.
 /// @throws ValueError if the longest row is above `most`.
-[[nodiscard]] inline GenerationSize generation_size(std::vector<int64_t> positions, int64_t max_new_tokens, int64_t max_rows,
-                                                    Bytes position, Bytes most) {
-  GenerationSize size{.rows = std::min(max_rows, std::ssize(positions)), .longest = std::ranges::max(positions), .slots = 0};
-  std::ranges::nth_element(positions, positions.begin() + size.rows - 1, std::greater<>());
-  size.slots = std::min(std::accumulate(positions.begin(), positions.begin() + size.rows, int64_t{0}), most.count / position.count);
+[[nodiscard]] inline GenerationSize generation_size(int64_t longest, std::vector<int64_t> slots, int64_t max_new_tokens,
+                                                    int64_t max_rows, Bytes position, Bytes most) {
+  GenerationSize size{.rows = std::min(max_rows, std::ssize(slots)), .longest = longest, .slots = 0};
+  std::ranges::nth_element(slots, slots.begin() + size.rows - 1, std::greater<>());
+  const int64_t wanted = std::accumulate(slots.begin(), slots.begin() + size.rows, int64_t{0});
+  size.slots = std::min(std::max(wanted, longest), most.count / position.count);
   QLORAPP_CHECK_VALUE(
       size.longest <= size.slots,
       "[generate] a row of {} positions, of its prompt and max_new_tokens ({}), takes {} of keys and values; {} may be used. "

@@ -34,17 +34,22 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tens
                                                                   at::IntArrayRef row_starts, double scale,
                                                                   bool deterministic = false, int64_t window = 0);
 
-/// Generation: the queries of row r, [row_starts[r], row_starts[r + 1]) of q, are its LAST positions, and its keys, theirs
-/// included, are [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v, so that a row may keep spare capacity behind
-/// its keys. Returns out (M_q, H, d), contiguous. No gradient.
+/// Generation: the queries of row r, [row_starts[r], row_starts[r + 1]) of q, are its LAST positions; theirs included it has
+/// cache_lengths[r] keys. Key p is in slot cache_starts[r] + p of k and v, so that a row may keep spare capacity behind its keys. Of the first
+/// shared_lengths[r], which other rows may have, too, it is slot shared_starts[r] + p; cache_starts[r] may then be below zero. Both empty: no
+/// row shares keys. Returns out (M_q, H, d), contiguous. No gradient.
 at::Tensor attention_with_cache(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::IntArrayRef row_starts,
-                                at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window = 0);
+                                at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window = 0,
+                                at::IntArrayRef shared_starts = {}, at::IntArrayRef shared_lengths = {});
 
 /// attention_with_cache() of one query a row, in one launch: where its keys are is read on the device, so that the launch can be recorded.
-/// @param cache_starts, cache_lengths  int64 (R) on the device of q; lengths of at least 1.  @param longest  none is above it.
+/// @param cache_starts, cache_lengths, shared_starts, shared_lengths  int64 (R) on the device of q, the last two both or neither; lengths of at
+/// least 1, shared lengths a multiple of 16.  @param longest  none is above it.
 /// Softmax and sums in float32; probabilities are rounded to 16 bits on a GPU, as flash attention does.
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cache_starts,
-                            const at::Tensor& cache_lengths, int64_t longest, double scale, int64_t window = 0);
+                            const at::Tensor& cache_lengths, int64_t longest, double scale, int64_t window = 0,
+                            const std::optional<at::Tensor>& shared_starts = {},
+                            const std::optional<at::Tensor>& shared_lengths = {});
 /// Whether the device has such a launch: a GPU, for 16 bits.
 [[nodiscard]] bool has_decode_attention(at::Device device, at::ScalarType dtype, int64_t head_dim);
 

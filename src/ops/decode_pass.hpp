@@ -59,8 +59,8 @@ class DecodePass {
   [[nodiscard]] virtual at::Tensor run(const at::Tensor& x) = 0;
 };
 
-/// @param numbers  (4, rows) int64 on the device, read by each run: position, slot of the token, first slot and number of keys of a row, with
-///                 the token's own.
+/// @param numbers  (6, rows) int64 on the device, read by each run: position and slot of the token; of a row, as ops::attention_with_cache()
+///                 takes them, cache start, length, shared start and shared length, with the token's own.
 /// @returns null where this GPU, or this build, has no such launch for that model.
 [[nodiscard]] std::unique_ptr<DecodePass> make_decode_pass(const PassModel& model, const at::Tensor& numbers);
 

@@ -133,18 +133,21 @@ Three attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, c
 }
 
 Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
-                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window) {
-  static const auto op = Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef,
-                                         at::IntArrayRef, double, int64_t)>("qlorapp::attention_with_cache");
-  return op.call(q, k, v, row_starts, cache_starts, cache_lengths, scale, window);
+                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window,
+                            at::IntArrayRef shared_starts, at::IntArrayRef shared_lengths) {
+  static const auto op =
+      Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, double,
+                      int64_t, at::IntArrayRef, at::IntArrayRef)>("qlorapp::attention_with_cache");
+  return op.call(q, k, v, row_starts, cache_starts, cache_lengths, scale, window, shared_starts, shared_lengths);
 }
 
 Tensor decode_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cache_starts, const Tensor& cache_lengths,
-                        int64_t longest, double scale, int64_t window) {
+                        int64_t longest, double scale, int64_t window, const std::optional<Tensor>& shared_starts,
+                        const std::optional<Tensor>& shared_lengths) {
   static const auto op =
-      Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, double, int64_t)>(
-          "qlorapp::decode_attention");
-  return op.call(q, k, v, cache_starts, cache_lengths, longest, scale, window);
+      Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, double, int64_t,
+                      const std::optional<Tensor>&, const std::optional<Tensor>&)>("qlorapp::decode_attention");
+  return op.call(q, k, v, cache_starts, cache_lengths, longest, scale, window, shared_starts, shared_lengths);
 }
 
 bool has_decode_attention(at::Device device, at::ScalarType dtype, int64_t head_dim) {

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
 
+#include "ops/cached_rows.hpp"
 #include "ops/logit_rule.hpp"
 #include "qlorapp/format/family.hpp"
 
@@ -214,29 +215,43 @@ inline void check_attention_backward(std::string_view op, const at::Tensor& dout
 }
 
 inline void check_attention_with_cache(std::string_view op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                       at::IntArrayRef row_starts, at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths) {
+                                       at::IntArrayRef row_starts, const CachedRows& rows) {
+  const auto& [cache_starts, cache_lengths, shared_starts, shared_lengths] = rows;
   check_heads(op, q, k, v);
   check_row_starts(op, "row_starts", row_starts, q.sym_size(0));
   TORCH_CHECK_VALUE(cache_starts.size() + 1 == row_starts.size() && cache_lengths.size() == cache_starts.size(), "[", op,
                     "] cache_starts and cache_lengths must have one entry a row; got ", cache_starts, " and ", cache_lengths,
                     " for ", row_starts.size() - 1, " rows. Pass where each row's keys begin and how many there are.");
+  TORCH_CHECK_VALUE(
+      shared_starts.size() == shared_lengths.size() && (shared_starts.empty() || shared_starts.size() == cache_starts.size()), "[",
+      op, "] shared_starts and shared_lengths must be empty or have one entry a row; got ", shared_starts, " and ", shared_lengths,
+      " for ", cache_starts.size(), " rows. Pass 0 and 0 for a row that shares no keys.");
   for (size_t r = 0; r < cache_starts.size(); ++r) {
-    const int64_t queries = row_starts[r + 1] - row_starts[r];
-    TORCH_CHECK_VALUE(cache_starts[r] >= 0 && cache_lengths[r] >= queries && k.sym_size(0) >= cache_starts[r] + cache_lengths[r],
-                      "[", op, "] row ", r, " must have its ", queries, " queries among its keys, inside k; got keys [",
-                      cache_starts[r], ", ", cache_starts[r] + cache_lengths[r], ") of ", k.sym_size(0),
-                      ". Append the new keys to the cache first.");
+    const int64_t queries = row_starts[r + 1] - row_starts[r], shared = rows.shared(r), first = cache_starts[r] + shared;
+    TORCH_CHECK_VALUE(
+        shared >= 0 && first >= 0 && cache_lengths[r] >= shared + queries && k.sym_size(0) >= cache_starts[r] + cache_lengths[r],
+        "[", op, "] row ", r, " must have its ", queries, " queries among its own keys, inside k; got keys [", first, ", ",
+        cache_starts[r] + cache_lengths[r], ") of ", k.sym_size(0), " behind ", shared,
+        " shared ones. Append the new keys to the cache first.");
+    TORCH_CHECK_VALUE(shared == 0 || (shared_starts[r] >= 0 && k.sym_size(0) >= shared_starts[r] + shared), "[", op, "] row ", r,
+                      " must have its ", shared, " shared keys inside k; got a start of ", shared ? shared_starts[r] : 0, " of ",
+                      k.sym_size(0), ". Append them to the cache first.");
   }
 }
 
 inline void check_decode_attention(std::string_view op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                   const at::Tensor& cache_starts, const at::Tensor& cache_lengths, int64_t longest) {
+                                   const at::Tensor& cache_starts, const at::Tensor& cache_lengths, int64_t longest,
+                                   const std::optional<at::Tensor>& shared_starts,
+                                   const std::optional<at::Tensor>& shared_lengths) {
   check_heads(op, q, k, v);
-  for (const at::Tensor* each : {&cache_starts, &cache_lengths}) {
+  TORCH_CHECK_VALUE(shared_starts.has_value() == shared_lengths.has_value(), "[", op,
+                    "] shared_starts and shared_lengths belong together; got one of them. Pass both, or neither.");
+  for (const at::Tensor* each : {&cache_starts, &cache_lengths, shared_starts ? &*shared_starts : &cache_starts,
+                                 shared_lengths ? &*shared_lengths : &cache_lengths}) {
     TORCH_CHECK_VALUE(
         each->scalar_type() == at::kLong && each->dim() == 1 && each->sym_size(0) == q.sym_size(0) && each->is_contiguous(), "[",
-        op, "] cache_starts and cache_lengths must be int64 and contiguous, one entry a query; got ", each->scalar_type(), " ",
-        each->sym_sizes(), " for ", q.sym_size(0), " queries. Convert them.");
+        op, "] cache_starts, cache_lengths and those of shared keys must be int64 and contiguous, one entry a query; got ",
+        each->scalar_type(), " ", each->sym_sizes(), " for ", q.sym_size(0), " queries. Convert them.");
   }
   TORCH_CHECK_VALUE(longest >= 1, "[", op, "] longest must be at least 1; got ", longest, ". Pass the most keys that a row has.");
 }

@@ -114,14 +114,15 @@ TORCH_LIBRARY(qlorapp, m) {
   m.def(
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int[] row_starts, float scale, "
       "bool deterministic=False, int window=0) -> (Tensor dq, Tensor dk, Tensor dv)");
-  // Queries of row r are the last of the keys [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v. No gradient.
+  // Queries of row r are the last of its cache_lengths[r] keys. Key p is in slot cache_starts[r] + p of k and v, or, of the first
+  // shared_lengths[r] (none: no row shares keys), in slot shared_starts[r] + p. No gradient.
   m.def(
       "attention_with_cache(Tensor q, Tensor k, Tensor v, int[] row_starts, int[] cache_starts, int[] cache_lengths, float scale, "
-      "int window=0) -> Tensor");
-  // The same of one query a row; cache_starts and cache_lengths, int64 (R), are on the device, and no length is above `longest`.
+      "int window=0, int[] shared_starts=[], int[] shared_lengths=[]) -> Tensor");
+  // The same of one query a row; where its keys are, int64 (R) each, is on the device, and no length is above `longest`.
   m.def(
       "decode_attention(Tensor q, Tensor k, Tensor v, Tensor cache_starts, Tensor cache_lengths, int longest, float scale, "
-      "int window=0) -> Tensor");
+      "int window=0, Tensor? shared_starts=None, Tensor? shared_lengths=None) -> Tensor");
   m.def("has_decode_attention(ScalarType dtype, int head_dim, int device) -> bool");  // on a GPU
   // weight (V, D), tokens int64 (M) → (M, D): rows of the frozen table.
   m.def("embedding(Tensor weight, Tensor tokens) -> Tensor");

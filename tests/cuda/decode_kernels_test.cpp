@@ -20,7 +20,8 @@ TEST_CASE("attention of one query a row reads the row's keys, and nothing else",
         for (const int64_t window : {int64_t{0}, int64_t{1}, int64_t{20}}) {
           CAPTURE(static_cast<int>(type), heads, kv_heads, dim, longest, window);
           const std::vector<int64_t> starts{longest, 0}, lengths{longest, std::max<int64_t>(1, longest / 2)};
-          const Memory first(starts), count(lengths);
+          const Memory first(starts), count(lengths), shared_first(std::vector<int64_t>{0, 0});
+          const Memory shared_count(std::vector<int64_t>{longest / 32 * 16, 0});
           // The last row's keys end with their memory.
           const Matrix q(type, 2, heads * dim, {0, 8}, true), k(type, 2 * longest, kv_heads * dim, {0, 0}, true),
               v(type, 2 * longest, kv_heads * dim, {0, 0}, true), out(type, 2, heads * dim, {0, 0}, false);
@@ -47,6 +48,9 @@ TEST_CASE("attention of one query a row reads the row's keys, and nothing else",
             work.splits = splits;
             const Memory partial(cuda::decode_partial_floats(work) * 4);
             work.partial = partial.at<float>();
+            work.shared_starts = work.shared_lengths = nullptr;
+            check(cuda::decode_attention(work, nullptr));
+            work.shared_starts = shared_first.at<int64_t>(), work.shared_lengths = shared_count.at<int64_t>();
             check(cuda::decode_attention(work, nullptr));
           }
         }

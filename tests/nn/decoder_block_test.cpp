@@ -359,7 +359,7 @@ TEST_CASE("a cache fed token by token gives what the whole row gives", "[nn][cpu
     step.training = false;
     step.positions = at::arange(begin, begin + count, at::kLong);
     step.row_starts = {0, count};
-    const CacheRows rows{{0}, {begin + count}, step.positions};
+    const CacheRows rows{.starts = {0}, .lengths = {begin + count}, .slots = step.positions};
     const BlockCache of_block{rows, cache};
     parts.push_back(block.forward(x.narrow(0, begin, count), step, nullptr, Keep::kInputOnly, &of_block));
   }

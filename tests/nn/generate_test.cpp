@@ -10,7 +10,7 @@
 
 #include "catch.hpp"
 #include "nn/generation_cache.hpp"
-#include "nn/slot_arena.hpp"
+#include "nn/seating.hpp"
 #include "nn/tiny_model.hpp"
 
 using namespace qlorapp;
@@ -202,16 +202,131 @@ TEST_CASE("deterministic samples follow the row's number", "[nn][cpu]") {
   REQUIRE(generate(model, prompts, options) == together);
 }
 
+TEST_CASE("rows that begin alike are computed together where their beginning has room once", "[nn]") {
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  CausalLM model = tiny::make_model(at::kFloat, 0, device);
+  Prompts prompts(5, std::vector<int64_t>(48));
+  for (auto& prompt : prompts)
+    for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int64_t>((7 * i + 3) % 67);
+  prompts[2][45] = 1;
+  GenerateOptions options;
+  options.max_new_tokens = 8;
+  options.sampling = {.do_sample = true, .seed = 3, .torch_draws = true};  // all rows at once, or none
+  // A whole row of 56, and four that share 32 of it: whole units.
+  const int64_t positions = 56 + 4 * 24, bytes = cache_bytes_per_position(model);
+  options.cache_bytes = positions * bytes;
+  at::manual_seed(5);
+  const Prompts once = generate(model, prompts, options);
+  options.cache_bytes = 0;
+  at::manual_seed(5);
+  REQUIRE(generate(model, prompts, options) == once);
+  options.cache_bytes = (positions - 1) * bytes;
+  REQUIRE_THROWS_WITH(generate(model, prompts, options), Catch::Matchers::ContainsSubstring("all 5 rows are computed at once"));
+}
+
+TEST_CASE("a pass has the same bits wherever its rows' keys are", "[nn]") {
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16, at::kHalf);
+  CausalLM model = tiny::make_model(dtype, 0, device);
+  constexpr int64_t kRows = 3, kRoom = 40, kShared = 16;
+  GenerationCache apart = make_cache(model, kRows, kRoom), shared = make_cache(model, kRows, kRoom);
+  std::vector<int64_t> numbers(kRows), counts{30, 25, 27};
+  std::iota(numbers.begin(), numbers.end(), int64_t{0});
+  std::vector<int64_t> tokens;
+  for (const int64_t count : counts)
+    for (int64_t i = 0; i < count; ++i) tokens.push_back((i < kShared ? 7 * i + 3 : 5 * i + count) % 67);
+  const auto sent = [&](const std::vector<int64_t>& list) { return at::tensor(list, at::kLong).to(device); };
+  static_cast<void>(forward_cached(model, sent(tokens), numbers, counts, apart));
+  // The first 16 positions are those of the first row for all; what was there of the others is overwritten.
+  shared.lengths = apart.lengths;
+  for (size_t i = 0; i < apart.blocks.size(); ++i) {
+    for (const auto& [from, to] :
+         {std::pair{&apart.blocks[i].keys, &shared.blocks[i].keys}, std::pair{&apart.blocks[i].values, &shared.blocks[i].values}}) {
+      for (int64_t row = 1; row < kRows; ++row) from->narrow(0, row * kRoom, kShared).copy_(from->narrow(0, 0, kShared));
+      to->copy_(*from);
+      for (int64_t row = 1; row < kRows; ++row) to->narrow(0, row * kRoom, kShared).fill_(100.0);
+    }
+  }
+  for (int64_t row = 1; row < kRows; ++row)
+    shared.places[static_cast<size_t>(row)] = {.start = row * kRoom, .shared_start = 0, .shared = kShared};
+  const std::vector<int64_t> ones(kRows, 1), two{2, 1, 2};
+  for (int64_t step = 0; step < 6; ++step) {  // on a GPU also recorded
+    const at::Tensor next = sent({step, step + 9, 2 * step});
+    const at::Tensor want = forward_cached(model, next, numbers, ones, apart);
+    REQUIRE(at::equal(forward_cached(model, next, numbers, ones, shared), want));
+  }
+  const at::Tensor next = sent({1, 2, 3, 4, 5});
+  const at::Tensor want = forward_cached(model, next, numbers, two, apart);
+  REQUIRE(at::equal(forward_cached(model, next, numbers, two, shared), want));
+}
+
 TEST_CASE("free slots become one range again", "[nn][cpu]") {
   SlotArena arena(10);
-  REQUIRE(arena.take(4) == 0);
-  REQUIRE(arena.take(4) == 4);
+  const auto first = arena.take(4);
+  auto second = arena.take(4);
+  REQUIRE(first->first() == 0);
+  REQUIRE(second->first() == 4);
   REQUIRE_FALSE(arena.take(4));
-  REQUIRE(arena.take(2) == 8);
-  arena.give_back(4, 4);
-  arena.give_back(8, 2);
-  REQUIRE(arena.take(6) == 4);
-  arena.give_back(4, 6);
-  arena.give_back(0, 4);
-  REQUIRE(arena.take(10) == 0);
+  auto third = arena.take(2);
+  REQUIRE(third->first() == 8);
+  second.reset();
+  third.reset();
+  REQUIRE(arena.take(6)->first() == 4);
+  REQUIRE_FALSE(arena.take(7));
+}
+
+TEST_CASE("rows that begin alike hold one range", "[nn][cpu]") {
+  // 100 tokens, of which 83 are alike; the third has 98 of the first, the fourth nothing.
+  Seating::Prompts prompts(4, std::vector<int64_t>(100, 1));
+  for (const auto& [row, from] : std::vector<std::pair<size_t, size_t>>{{1, 83}, {2, 98}, {3, 0}})
+    std::fill(prompts[row].begin() + static_cast<int64_t>(from), prompts[row].end(), 1 + static_cast<int64_t>(row));
+  const std::vector<int64_t> rooms(4, 110);
+  const std::vector<int64_t> slots = slots_of_rows(prompts, rooms, {0, 0, 0, 0}, 4);
+  REQUIRE(slots == std::vector<int64_t>{110, 30, 14, 110});
+  REQUIRE(slots_of_rows(prompts, rooms, {0, 1, -1, 0}, 4) == rooms);
+  {  // The third begins with 80 of the first, and the fourth with 96 of the third, or 112: so many that the third is whole.
+    for (const int64_t more : {96, 112}) {
+      Seating::Prompts chain(4, std::vector<int64_t>(120, 1));
+      std::fill(chain[2].begin() + 80, chain[2].end(), 2);
+      chain[3] = chain[2];
+      chain[3][static_cast<size_t>(more)] = 3;
+      const std::vector<int64_t> of_chain = slots_of_rows(chain, std::vector<int64_t>(4, 130), {0, 0, 0, 0}, 4);
+      REQUIRE(of_chain == (more == 96 ? std::vector<int64_t>{130, 18, 50, 50} : std::vector<int64_t>{130, 18, 130, 18}));
+    }
+  }
+  Seating seating(prompts, 4, 264);
+  std::vector<Seating::Placed> placed;
+  for (size_t row = 0; row < 4; ++row) {
+    const Seating::Beginning beginning = seating.beginning_of(row);
+    REQUIRE(rooms[row] - beginning.shared == slots[row]);
+    placed.push_back(*seating.enter(row, rooms[row], beginning));
+  }
+  const auto slot = [&](size_t row, int64_t p) {
+    const RowPlace& place = placed[row].place;
+    return p + (p < place.shared ? place.shared_start : place.start);
+  };
+  for (int64_t p = 0; p < 110; ++p) {
+    REQUIRE((slot(0, p) == slot(1, p)) == (p < 80));
+    REQUIRE((slot(0, p) == slot(2, p)) == (p < 96));
+  }
+  std::vector<int64_t> used;
+  for (size_t row = 0; row < 4; ++row)
+    for (int64_t p = 0; p < 110; ++p) used.push_back(slot(row, p));
+  std::ranges::sort(used);
+  REQUIRE(used.front() == 0);
+  REQUIRE(used.back() == 263);
+  REQUIRE(std::ranges::unique(used).begin() - used.begin() == 264);
+
+  // What others begin with stays when the row that computed it leaves, and when they leave, too, until room is short.
+  seating.leave(placed[0].seat);
+  seating.leave(placed[1].seat);
+  seating.leave(placed[2].seat);
+  REQUIRE(seating.beginning_of(0).shared == 96);
+  const Seating::Placed again = *seating.enter(0, 110, seating.beginning_of(0));
+  REQUIRE(again.place.shared_start == placed[2].place.shared_start);
+  seating.leave(again.seat);
+  const Seating::Placed other = *seating.enter(0, 154, {});
+  REQUIRE(other.place.shared == 0);
+  REQUIRE(seating.taken() == 2);
+  REQUIRE_FALSE(seating.enter(1, 200, {}));
 }

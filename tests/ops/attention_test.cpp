@@ -101,6 +101,43 @@ TEST_CASE("one query for each row of a cache is its formula in double precision"
   set_cpu_isa(best_cpu_isa());
 }
 
+TEST_CASE("keys that rows share are read where they are", "[ops][cpu]") {
+  at::manual_seed(9);
+  const auto dtype = GENERATE(at::kDouble, at::kFloat, at::kBFloat16);
+  const int64_t window = GENERATE(0, 1, 30, 60), last = GENERATE(1, 5);
+  // Rows of 50, 70 and 33 keys; the second begins with 40 of the first, the third shares nothing.
+  const at::Tensor own = randn({153, 2, 2, 16}, dtype), q = randn({last * 3, 4, 16}, dtype);
+  own.narrow(0, 50, 40).copy_(own.narrow(0, 0, 40));
+  const at::Tensor moved = at::cat({own.narrow(0, 120, 33), own.narrow(0, 0, 50), own.narrow(0, 90, 30)});
+  const std::vector<int64_t> row_starts{0, last, 2 * last, 3 * last}, lengths{50, 70, 33};
+  const auto keys = [](const at::Tensor& both) { return both.select(1, 0); };
+  const auto values_of = [](const at::Tensor& both) { return both.select(1, 1); };
+  const at::Tensor want = ops::attention_with_cache(q, keys(own), values_of(own), row_starts, {0, 50, 120}, lengths, 0.3, window);
+  const std::vector<int64_t> starts{33, 83 - 40, 0}, shared_starts{0, 33, 0}, shared{0, 40, 0};
+  REQUIRE(at::equal(
+      ops::attention_with_cache(q, keys(moved), values_of(moved), row_starts, starts, lengths, 0.3, window, shared_starts, shared),
+      want));
+  if (last > 1) return;
+  const auto device = [](const std::vector<int64_t>& list) { return at::tensor(list, at::kLong); };
+  REQUIRE(at::equal(ops::decode_attention(q, keys(moved), values_of(moved), device(starts), device(lengths), 70, 0.3, window,
+                                          device(shared_starts), device(shared)),
+                    want));
+  const auto refuses = [&](const std::vector<int64_t>& first, const std::vector<int64_t>& begin,
+                           const std::vector<int64_t>& count) {
+    REQUIRE_THROWS_AS(
+        ops::attention_with_cache(q, keys(moved), values_of(moved), row_starts, first, lengths, 0.3, window, begin, count),
+        qlorapp::ValueError);
+  };
+  refuses({33, 42, 0}, shared_starts, {0, -1, 0});
+  refuses(starts, {0, 80, 0}, shared);
+  refuses({33, -41, 0}, shared_starts, shared);
+  refuses(starts, shared_starts, {0, 70, 0});
+  refuses(starts, {0, 33}, {0, 40});
+  REQUIRE_THROWS_AS(ops::decode_attention(q, keys(moved), values_of(moved), device(starts), device(lengths), 70, 0.3, window,
+                                          device(shared_starts)),
+                    qlorapp::ValueError);
+}
+
 TEST_CASE("an empty batch has an empty result", "[ops][cpu]") {
   const at::Tensor q = at::empty({0, 4, 8}), k = at::empty({0, 2, 8});
   const auto [out, lse] = ops::attention(q, k, k, {0, 0}, 1.0);

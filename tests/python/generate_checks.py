@@ -77,3 +77,22 @@ def prompts(rows=3, columns=9, vocabulary=peer.VOCAB):
     for row in range(1, rows):
         mask[row, : row % (columns - 2)] = 0
     return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+
+
+SAMPLINGS = [
+    {"num_return_sequences": 3, "eos_token_id": None},
+    {"eos_token_id": list(range(3, 60)), "num_return_sequences": 2, "temperature": 1.4},  # rows end, and are drawn for
+    {"top_k": 12, "top_p": 0.8, "repetition_penalty": 1.3, "min_new_tokens": 4, "eos_token_id": list(range(40, 80))},
+]
+
+
+def draws_are_torch_s(ours, theirs, options):
+    """Two calls of each model draw the same tokens, and leave the generator of their device alike."""
+    options = {"max_new_tokens": 14, "do_sample": True, "pad_token_id": 0, **options}
+    results = []
+    for model in (theirs, ours):
+        torch.manual_seed(5)
+        found = [model.generate(**options) for _ in range(2)]
+        results.append([*found, torch.rand(1, device=found[0].device)])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)

@@ -44,6 +44,26 @@ def test_attention_of_one_query_a_row(dtype, heads, kv_heads, dim, capacity, win
     bound = 2e-3 if dtype == torch.float16 else 1.6e-2
     torch.testing.assert_close(found.double(), exact, atol=bound, rtol=bound)
 
+    # All rows begin as the first; what they had there is not read.
+    shared = torch.minimum(lengths - 1, torch.tensor(capacity // 2)) // 16 * 16
+    for row in range(1, rows):
+        begin, count = int(starts[row]), int(shared[row])
+        for x in (k, v):
+            x[begin : begin + count] = x[int(starts[0]) : int(starts[0]) + count]
+    shared[0] = 0
+
+    def attend():
+        return torch.ops.qlorapp.decode_attention(
+            q, k, v, starts.cuda(), lengths.cuda(), capacity, dim**-0.5, window, starts[:1].repeat(rows).cuda(), shared.cuda()
+        )
+
+    apart = torch.ops.qlorapp.decode_attention(q, k, v, starts.cuda(), lengths.cuda(), capacity, dim**-0.5, window)
+    assert torch.equal(attend(), apart)
+    for row in range(1, rows):
+        for x in (k, v):
+            x[int(starts[row]) : int(starts[row]) + int(shared[row])] = float("nan")
+    assert torch.equal(attend(), apart)
+
 
 def test_keys_that_are_not_the_rows_change_nothing():
     k, v = (torch.full((64, 1, 64), float("nan"), device="cuda", dtype=torch.float16) for _ in range(2))

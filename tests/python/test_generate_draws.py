@@ -5,7 +5,7 @@ import peer
 import pytest
 import qlorapp
 import torch
-from generate_checks import folder, ours, prompts, ran, theirs  # noqa: F401  (all but prompts are fixtures)
+from generate_checks import SAMPLINGS, draws_are_torch_s, folder, ours, prompts, ran, theirs  # noqa: F401  (some are fixtures)
 from qlorapp import _C
 from test_generate import chi_square
 from transformers.generation import logits_process
@@ -24,30 +24,10 @@ def test_samples_follow_torch_s_seed(ours, ran):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {"num_return_sequences": 3, "eos_token_id": None},
-        {"eos_token_id": list(range(3, 60)), "num_return_sequences": 2, "temperature": 1.4},  # rows end, and are drawn for
-        {"top_k": 12, "top_p": 0.8, "repetition_penalty": 1.3, "min_new_tokens": 4, "eos_token_id": list(range(40, 80))},
-    ],
-)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_samples_are_torch_s_draws(sampling, ours, theirs, ran):
-    options = {
-        **prompts(3, 80),
-        "max_new_tokens": 14,
-        "do_sample": True,
-        "pad_token_id": 0,
-        **sampling,
-    }  # beginnings are shared
-    torch.manual_seed(5)
-    expected = [theirs.generate(**options) for _ in range(2)]
-    torch.manual_seed(5)
-    found = [ours.generate(**options) for _ in range(2)]
+    draws_are_torch_s(ours, theirs, {**prompts(3, 80), **sampling})
     assert ran.loops == 2
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
-    assert torch.rand(1) == (torch.manual_seed(5), [theirs.generate(**options) for _ in range(2)], torch.rand(1))[-1]
 
 
 def test_no_token_is_drawn_from_logits_that_are_no_numbers(tmp_path, ran):

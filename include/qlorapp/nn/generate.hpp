@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Continuation of prompts with a key-value cache, greedily or by sampling. Rows go through the model together, without padding; one that
-/// ends leaves, and the next prompt takes its place. What prompts begin with in common is computed once.
+/// ends leaves, and the next prompt takes its place. What prompts begin with in common is computed and stored
+/// once, in whole multiples of 16 tokens.
 ///
 /// A row's random numbers depend on its number and position alone. Its greedy tokens are those of the row alone unless a rounding decides:
 /// products and attention may add up in another order with another number of rows, so two tokens whose logits nearly equal may change places

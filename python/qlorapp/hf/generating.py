@@ -62,7 +62,8 @@ def generate(
     deterministic: bool = False,
     fits_positions: bool | None = None,
 ) -> Answers:
-    """Answers prompts as `qlorapp generate` does: rows that end make room for those that wait, and common beginnings are computed once.
+    """Answers prompts as `qlorapp generate` does: rows that end make room for those that wait, and common beginnings are computed
+    and stored once.
 
     Args:
         model: of transformers or PEFT. One that C++ does not compute answers row by row through its own generate().

@@ -101,14 +101,16 @@ PartSaved AttentionPart::attention_of(PartSaved saved) const {
 at::Tensor AttentionPart::cached_attention(const Heads& heads, const CacheRows& rows, const KeyValueCache& entries,
                                            const StepContext& context) const {
   const int64_t window = data_.shape.layer.window;
-  if (rows.device_starts.defined())
-    return ops::decode_attention(heads.q, entries.keys, entries.values, rows.device_starts, rows.device_lengths, rows.capacity,
-                                 data_.shape.score_scale(), window);
+  if (rows.on_device.defined()) {
+    const auto list = [&](int64_t i) { return rows.on_device.select(0, i); };
+    return ops::decode_attention(heads.q, entries.keys, entries.values, list(0), list(1), rows.capacity, data_.shape.score_scale(),
+                                 window, list(2), list(3));
+  }
   if (rows.all_new)
     return std::get<0>(
         ops::attention(heads.q, heads.k, heads.v, context.row_starts, data_.shape.score_scale(), context.deterministic, window));
   return ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths,
-                                   data_.shape.score_scale(), window);
+                                   data_.shape.score_scale(), window, rows.shared_starts, rows.shared_lengths);
 }
 
 at::Tensor AttentionPart::forward(Wide n, const Call& call, at::Tensor into) const {

@@ -29,11 +29,12 @@ struct KeyValueCache {
 
 /// Where the rows of one step lie in a cache. Entries are those of StepContext::row_starts, row by row.
 struct CacheRows {
-  std::vector<int64_t> starts = {};   ///< The row's first slot.
+  std::vector<int64_t> starts = {};   ///< Position p of the row is in slot starts + p, unless rows share it.
   std::vector<int64_t> lengths = {};  ///< Positions of the row, those of this step included.
-  at::Tensor slots = {};              ///< (M) int64, on the device: where each token of this step goes.
-  /// The first two on the device, int64 (R), where each row has one token and the device reads them there (ops::decode_attention); else undefined.
-  at::Tensor device_starts = {}, device_lengths = {};
+  std::vector<int64_t> shared_starts = {}, shared_lengths = {};  ///< As GenerationCache has them, of these rows.
+  at::Tensor slots = {};                                         ///< (M) int64, on the device: where each token of this step goes.
+  /// Those four on the device, (4, R) int64, where each row has one token and the device reads them there (ops::decode_attention); else undefined.
+  at::Tensor on_device = {};
   int64_t capacity = 0;  ///< No length is above it.
   /// The rows begin here: their keys are those of this step.
   bool all_new = false;

@@ -211,27 +211,30 @@ bool has_one_query_each(at::IntArrayRef row_starts) {
 }
 
 at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, at::IntArrayRef row_starts,
-                                at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window) {
-  check_attention_with_cache("attention_with_cache", q_in, k_in, v_in, row_starts, cache_starts, cache_lengths);
+                                at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window,
+                                at::IntArrayRef shared_starts, at::IntArrayRef shared_lengths) {
+  const CachedRows rows{cache_starts, cache_lengths, shared_starts, shared_lengths};
+  check_attention_with_cache("attention_with_cache", q_in, k_in, v_in, row_starts, rows);
   const at::Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
   if (std::ssize(cache_starts) == q.size(0) && has_one_query_each(row_starts))
-    return cpu::attend_one_query_each(q, k, v, cache_starts, cache_lengths, scale, window);
+    return cpu::attend_one_query_each(q, k, v, rows, scale, window);
   const Heads heads = heads_of(q, k);
   at::Tensor out = at::empty(q.sizes(), q.options());
   constexpr int64_t kQueries = 64;  // the mask of a block of queries stays small beside the keys
   for (size_t r = 0; r < cache_starts.size(); ++r) {
     const int64_t queries = row_starts[r + 1] - row_starts[r];
     const int64_t earlier = cache_lengths[r] - queries;  // keys that every query of the row sees
+    const at::Tensor keys = rows.slots(k, r, 0, cache_lengths[r]), values = rows.slots(v, r, 0, cache_lengths[r]);
     const bool masked = earlier > 0 || slides(window, cache_lengths[r]);
     const int64_t step = masked ? kQueries : queries;
     for (int64_t begin = 0; begin < queries; begin += step) {
       const int64_t count = std::min(step, queries - begin);
       const int64_t first = window > 0 ? std::max<int64_t>(0, earlier + begin - window + 1) : 0;
-      const Run asked{row_starts[r] + begin, 1, count}, seen{cache_starts[r] + first, 1, earlier + begin + count - first};
+      const Run asked{row_starts[r] + begin, 1, count}, seen{first, 1, earlier + begin + count - first};
       std::optional<at::Tensor> mask;
       if (count > 1 && masked) mask = mask_of(count, seen.length, window, q.options());
       const at::Tensor part = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
-          heads.queries(q, asked), heads.keys(k, seen), heads.keys(v, seen), 0.0, !masked, mask, scale));
+          heads.queries(q, asked), heads.keys(keys, seen), heads.keys(values, seen), 0.0, !masked, mask, scale));
       out.narrow(0, asked.start, count).copy_(heads.packed(part, asked));
     }
   }
@@ -239,13 +242,15 @@ at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, 
 }
 
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cache_starts,
-                            const at::Tensor& cache_lengths, int64_t longest, double scale, int64_t window) {
-  check_decode_attention("decode_attention", q, k, v, cache_starts, cache_lengths, longest);
+                            const at::Tensor& cache_lengths, int64_t longest, double scale, int64_t window,
+                            const std::optional<at::Tensor>& shared_starts, const std::optional<at::Tensor>& shared_lengths) {
+  check_decode_attention("decode_attention", q, k, v, cache_starts, cache_lengths, longest, shared_starts, shared_lengths);
   const auto list = [&](const at::Tensor& x) {
     return at::IntArrayRef(x.const_data_ptr<int64_t>(), static_cast<size_t>(x.numel()));
   };
-  return cpu::attend_one_query_each(dense_heads(q), dense_heads(k), dense_heads(v), list(cache_starts), list(cache_lengths), scale,
-                                    window);
+  CachedRows rows{list(cache_starts), list(cache_lengths), {}, {}};
+  if (shared_starts) rows.shared_starts = list(*shared_starts), rows.shared_lengths = list(*shared_lengths);
+  return cpu::attend_one_query_each(dense_heads(q), dense_heads(k), dense_heads(v), rows, scale, window);
 }
 
 }  // namespace

@@ -279,8 +279,10 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, con
 
 /// A row at a time: generation has one, or few.
 Tensor attention_with_cache(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, at::IntArrayRef row_starts,
-                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window) {
-  check_attention_with_cache("attention_with_cache", q_in, k_in, v_in, row_starts, cache_starts, cache_lengths);
+                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window,
+                            at::IntArrayRef shared_starts, at::IntArrayRef shared_lengths) {
+  const CachedRows rows{cache_starts, cache_lengths, shared_starts, shared_lengths};
+  check_attention_with_cache("attention_with_cache", q_in, k_in, v_in, row_starts, rows);
   gpu::float_type("attention_with_cache", q_in);
   const gpu::Launch launch(q_in);
   const Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
@@ -293,7 +295,7 @@ Tensor attention_with_cache(const Tensor& q_in, const Tensor& k_in, const Tensor
     const int64_t keys = cache_lengths[r] - first;
     const Window slide(window, keys);
     const Tensor asked = q.narrow(0, row_starts[r], queries).unsqueeze(0);
-    Tensor key = k.narrow(0, cache_starts[r] + first, keys), value = v.narrow(0, cache_starts[r] + first, keys);
+    Tensor key = rows.slots(k, r, first, cache_lengths[r]), value = rows.slots(v, r, first, cache_lengths[r]);
     if (flash) {
       parts.push_back(
           std::get<0>(at::_flash_attention_forward(asked, key.unsqueeze(0), value.unsqueeze(0), std::nullopt, std::nullopt, queries,

@@ -20,10 +20,15 @@ bool has_decode_attention(at::ScalarType dtype, int64_t head_dim, int64_t device
 }
 
 Tensor decode_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cache_starts, const Tensor& cache_lengths,
-                        int64_t longest, double scale, int64_t window) {
-  check_decode_attention("decode_attention", q, k, v, cache_starts, cache_lengths, longest);
+                        int64_t longest, double scale, int64_t window, const std::optional<Tensor>& shared_starts,
+                        const std::optional<Tensor>& shared_lengths) {
+  check_decode_attention("decode_attention", q, k, v, cache_starts, cache_lengths, longest, shared_starts, shared_lengths);
   gpu::check_device("decode_attention", "cache_starts", cache_starts, q);
   gpu::check_device("decode_attention", "cache_lengths", cache_lengths, q);
+  if (shared_starts) {
+    gpu::check_device("decode_attention", "shared_starts", *shared_starts, q);
+    gpu::check_device("decode_attention", "shared_lengths", *shared_lengths, q);
+  }
   const gpu::Launch launch(q);
   TORCH_CHECK_VALUE(has_decode_attention(q.scalar_type(), q.size(2), q.device().index()),
                     "[decode_attention] on this GPU q must be ", "16 bits of at most 256 elements, a multiple of 8; got ",
@@ -44,6 +49,8 @@ Tensor decode_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
                              .partial = nullptr,
                              .starts = cache_starts.const_data_ptr<int64_t>(),
                              .lengths = cache_lengths.const_data_ptr<int64_t>(),
+                             .shared_starts = shared_starts ? shared_starts->const_data_ptr<int64_t>() : nullptr,
+                             .shared_lengths = shared_lengths ? shared_lengths->const_data_ptr<int64_t>() : nullptr,
                              .q_row_stride = own_q.stride(0),
                              .q_head_stride = own_q.stride(1),
                              .slot_stride = keys.stride(0),

@@ -208,6 +208,8 @@ class Pass final : public DecodePass {
              .slots = numbers.select(0, 1).const_data_ptr<int64_t>(),
              .starts = numbers.select(0, 2).const_data_ptr<int64_t>(),
              .lengths = numbers.select(0, 3).const_data_ptr<int64_t>(),
+             .shared_starts = numbers.select(0, 4).const_data_ptr<int64_t>(),
+             .shared_lengths = numbers.select(0, 5).const_data_ptr<int64_t>(),
              .nested_block_size = model_.nested_block_size,
              .nested_shift = std::has_single_bit(static_cast<uint64_t>(model_.nested_block_size))
                                  ? std::countr_zero(static_cast<uint64_t>(model_.nested_block_size))

@@ -115,16 +115,19 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const 
 }
 
 Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
-                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double, int64_t window) {
-  check_attention_with_cache("attention_with_cache", q, k, v, row_starts, cache_starts, cache_lengths);
+                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double, int64_t window,
+                            at::IntArrayRef shared_starts, at::IntArrayRef shared_lengths) {
+  check_attention_with_cache("attention_with_cache", q, k, v, row_starts,
+                             {cache_starts, cache_lengths, shared_starts, shared_lengths});
   const meta::Scratch scratch =
       planned_device() ? meta::cached_attention_scratch(q, row_starts, cache_lengths, window) : meta::Scratch();
   return empty(q.sym_sizes(), q);
 }
 
 Tensor decode_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cache_starts, const Tensor& cache_lengths,
-                        int64_t longest, double, int64_t) {
-  check_decode_attention("decode_attention", q, k, v, cache_starts, cache_lengths, longest);
+                        int64_t longest, double, int64_t, const std::optional<Tensor>& shared_starts,
+                        const std::optional<Tensor>& shared_lengths) {
+  check_decode_attention("decode_attention", q, k, v, cache_starts, cache_lengths, longest, shared_starts, shared_lengths);
   return empty(q.sym_sizes(), q);
 }
 
