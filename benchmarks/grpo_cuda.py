@@ -2,13 +2,14 @@
 """Measures TRL's unmodified GRPOTrainer over a four-bit model with LoRA: seconds per step, and the rollout's log-probabilities.
 
     python benchmarks/grpo_cuda.py [--build build/dev] [--model 1b] [--prompts 8] [--generations 8] [--new 256] [--steps 4] [--peer]
-        [--no-checkpointing] [--profile]
+        [--reference] [--no-checkpointing] [--profile]
     python benchmarks/grpo_cuda.py --device cpu --dtype float32 --model tiny --new 32 --prompt 24 --peer
 
 NF4 with double quantization, random weights at the model's shape, r = 16 on all linear layers, use_vllm=False. One optimizer step per
 rollout; a micro-batch holds one prompt's generations. Completions have all their tokens (min_new_tokens), so every run does the same work.
 --peer runs the same script with transformers' AutoModelForCausalLM over bitsandbytes. Each runs in its own process. Medians leave out the first
-step. In that step hooks read the logits of the rollout and the log-probabilities of the training pass.
+step. In that step hooks read the logits of the rollout and the log-probabilities of the training pass. --reference compares both with a pass of
+transformers' model in float32 whose weights and adapter have the same values.
 """
 
 import argparse
@@ -30,8 +31,10 @@ NAMES = {"qlorapp": "qlorapp", "transformers": "transformers + bitsandbytes"}
 class FirstStep:
     """Log-probabilities of the sampled tokens, from the rollout's logits and from the training pass."""
 
-    def __init__(self, model):
+    def __init__(self, model, reference):
         self.differences, self.in_roundings = [], []
+        self.rollout_errors, self.training_errors = [], []
+        self._reference = reference
         self._columns, self._log_probs, self._largest, self._logits = [], [], [], None
         self._hook = model.get_base_model().register_forward_hook(self._on_pass, with_kwargs=True)
 
@@ -79,12 +82,26 @@ class FirstStep:
         self.differences.append((trained - sampled).flatten())
         spacing = torch.finfo(torch.bfloat16).eps * size.log2().floor().exp2()
         self.in_roundings.append(((trained - sampled).abs() / spacing).flatten())
+        if self._reference is None:
+            return
+        with torch.no_grad():
+            exact = self._reference(
+                input_ids=given["input_ids"], attention_mask=given.get("attention_mask"), logits_to_keep=sampled.shape[1] + 1
+            )
+        exact = exact.logits[:, :-1].log_softmax(-1).gather(-1, given["input_ids"][:, -sampled.shape[1] :, None])[..., 0]
+        self.rollout_errors.append((sampled - exact).flatten())
+        self.training_errors.append((trained - exact).flatten())
 
     def results(self):
         import torch
 
         found, roundings = torch.cat(self.differences), torch.cat(self.in_roundings)
-        return {
+        errors = {}
+        if self._reference is not None:
+            for who, parts in {"rollout": self.rollout_errors, "training": self.training_errors}.items():
+                error = torch.cat(parts).abs()
+                errors |= {f"max_{who}_error": float(error.max()), f"mean_{who}_error": float(error.mean())}
+        return errors | {
             "max_log_prob_difference": float(found.abs().max()),
             "mean_log_prob_difference": float(found.abs().mean()),
             "max_in_bf16_spacings_of_largest_logit": round(float(roundings.max()), 3),
@@ -103,6 +120,20 @@ def even_tokens(completion_ids, **columns):
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
+def float32_model(given, place, dtype):
+    """transformers' model whose linear layers hold what four bits in `dtype` hold, which is the same in both systems."""
+    import torch
+    import transformers
+    from qlorapp import _C
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.float32, device_map=place)
+    quantizer = _C.Quantizer()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.weight.data = quantizer.dequantize(quantizer.quantize(module.weight.data.to(dtype)), dtype).float()
+    return model
+
+
 def run(given):
     """One system. Prints a line of JSON, which begins with a brace."""
     import datasets
@@ -112,8 +143,8 @@ def run(given):
 
     on_gpu = given.device == "cuda"
     library = transformers
+    sys.path.insert(0, str(ROOT / given.build / "python"))
     if given.who == "qlorapp":
-        sys.path.insert(0, str(ROOT / given.build / "python"))
         import qlorapp as library
 
     # --- the script
@@ -121,8 +152,9 @@ def run(given):
     four_bits = library.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )
+    place = {"": 0 if on_gpu else "cpu"}
     model = library.AutoModelForCausalLM.from_pretrained(
-        given.folder, dtype=dtype, device_map={"": 0 if on_gpu else "cpu"}, quantization_config=four_bits
+        given.folder, dtype=dtype, device_map=place, quantization_config=four_bits
     )
     import peft
 
@@ -147,7 +179,11 @@ def run(given):
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    steps, rollouts, first = [], [], FirstStep(model)
+    reference = None
+    if given.reference:
+        reference = peft.get_peft_model(float32_model(given, place, dtype), lora).eval()
+        peft.set_peft_model_state_dict(reference, peft.get_peft_model_state_dict(model))
+    steps, rollouts, first = [], [], FirstStep(model, reference)
     profile = None
     if given.profile:
         import cProfile
@@ -218,6 +254,7 @@ def main():
     parser.add_argument("--generations", type=int, default=8, help="per prompt")
     parser.add_argument("--new", type=int, default=256, help="tokens per completion")
     parser.add_argument("--steps", type=int, default=4, help="of which the first is not timed")
+    parser.add_argument("--reference", action="store_true", help="errors of log-probabilities, beside a pass in float32")
     parser.add_argument("--no-checkpointing", action="store_true", help="TRL checkpoints activations by default")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--profile", action="store_true", help="Python's time in the timed steps, which are slower then")

@@ -145,6 +145,7 @@ void settle_memory(const AnsweringModel& model, const std::vector<Prompt>& promp
     rows.prompts.push_back(std::ssize(prompt.ids));
   }
   check_generation(model.config(), ids, options);
+  rows.shared = shared_tokens(model.config(), ids, options);
   const PlanSettings settings = model.plan_settings();
   const auto planned = [&] { return plan_generation(settings, rows, generation_room(memory_for(model.device()))); };
   GenerationPlan plan;
@@ -158,6 +159,7 @@ void settle_memory(const AnsweringModel& model, const std::vector<Prompt>& promp
   require_fit(plan, rows);
   log_debug(summary_line(plan, settings));
   options.cache_bytes = plan.cache.count;
+  options.max_rows = plan.rows;
 }
 
 }  // namespace

@@ -143,12 +143,12 @@ __device__ __forceinline__ void attend_keys(HeadSums<kDim>& sums, const Query& q
   const uint32_t p0 = pack_pair<T>(score[0][0], score[0][1]), p1 = pack_pair<T>(score[1][0], score[1][1]);
 #pragma unroll
   for (int c = 0; c < kValueLoads; ++c) {
-    const int from = kOneByOne ? 0 : c;
+    const int held = kOneByOne ? 0 : c;
     if constexpr (kOneByOne) read_values(c, 0);
-    const uint32_t words[4][4] = {{v[0][from].x, v[0][from].y, v[0][from].z, v[0][from].w},
-                                  {v[1][from].x, v[1][from].y, v[1][from].z, v[1][from].w},
-                                  {v[2][from].x, v[2][from].y, v[2][from].z, v[2][from].w},
-                                  {v[3][from].x, v[3][from].y, v[3][from].z, v[3][from].w}};
+    const uint32_t words[4][4] = {{v[0][held].x, v[0][held].y, v[0][held].z, v[0][held].w},
+                                  {v[1][held].x, v[1][held].y, v[1][held].z, v[1][held].w},
+                                  {v[2][held].x, v[2][held].y, v[2][held].z, v[2][held].w},
+                                  {v[3][held].x, v[3][held].y, v[3][held].z, v[3][held].w}};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {  // element i of each lane's eight
       const unsigned select = i % 2 == 0 ? 0x5410U : 0x7632U;

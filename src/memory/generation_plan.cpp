@@ -38,6 +38,14 @@ void check(const GenerationRows& rows) {
   for (const int64_t count : {std::ranges::max(rows.prompts), rows.max_new_tokens, rows.max_rows}) {
     QLORAPP_CHECK_VALUE(count <= kMostTokens, "[plan] tokens and rows must be at most 2^40; got {}. Give smaller sizes.", count);
   }
+  QLORAPP_CHECK_VALUE(rows.shared.empty() || rows.shared.size() == rows.prompts.size(),
+                      "[plan] shared must be empty or have a number for each of the {} prompts; got {}.", rows.prompts.size(),
+                      rows.shared.size());
+  for (size_t row = 0; row < rows.shared.size(); ++row) {
+    QLORAPP_CHECK_VALUE(rows.shared[row] >= 0 && rows.shared[row] < rows.prompts[row],
+                        "[plan] shared[{}] must be from 0 to {}, fewer than the prompt's tokens; got {}.", row,
+                        rows.prompts[row] - 1, rows.shared[row]);
+  }
   rows.sampling.validate();
 }
 
@@ -48,6 +56,13 @@ std::vector<int64_t> positions_of(const PlanSettings& settings, const Generation
   for (const int64_t prompt : rows.prompts)
     positions.push_back(prompt + (rows.fits_positions ? new_tokens_of(settings.model, prompt, options) : rows.max_new_tokens));
   return positions;
+}
+
+/// Positions that a row does not have in slots of another.
+std::vector<int64_t> slots_of(const PlanSettings& settings, const GenerationRows& rows) {
+  std::vector<int64_t> slots = positions_of(settings, rows);
+  for (size_t row = 0; row < rows.shared.size(); ++row) slots[row] -= rows.shared[row];
+  return slots;
 }
 
 /// Of one pass the fullest: the longest prompt and the largest others that it may compute with it.
@@ -65,12 +80,12 @@ std::vector<int64_t> first_prompts(std::vector<int64_t> prompts, int64_t rows) {
 }
 
 /// As many rows as slots hold, the shortest ones.
-int64_t most_at_once(std::vector<int64_t> positions, const GenerationSize& size) {
-  std::ranges::sort(positions);
-  int64_t rows = 0, slots = 0;
-  for (const int64_t one : positions) {
-    slots += one;
-    if (rows == size.rows || slots > size.slots) break;
+int64_t most_at_once(std::vector<int64_t> slots, const GenerationSize& size) {
+  std::ranges::sort(slots);
+  int64_t rows = 0, taken = 0;
+  for (const int64_t one : slots) {
+    taken += one;
+    if (rows == size.rows || taken > size.slots) break;
     ++rows;
   }
   return std::max<int64_t>(rows, 1);
@@ -105,7 +120,7 @@ class Rehearsal {
     pass(model, cache, first_prompts(rows.prompts, size.rows), 0);
     ops::mark_phase(MemoryPhase::kDecode);
     cache.lengths.assign(cache.lengths.size(), size.longest - 1);
-    const auto together = static_cast<size_t>(most_at_once(positions_of(settings, rows), size));
+    const auto together = static_cast<size_t>(most_at_once(slots_of(settings, rows), size));
     pass(model, cache, std::vector<int64_t>(together, 1), rows.max_new_tokens - 1);
     events = tape.events().size();
   }
@@ -137,10 +152,9 @@ class Rehearsal {
 /// @param together  rows that may be computed together.
 GenerationPlan plan_rows(const PlanSettings& settings, const GenerationRows& rows, int64_t together, Bytes room, bool whole) {
   const Bytes position = cache_per_position(settings.model, settings.compute_dtype);
-  const std::vector<int64_t> positions = positions_of(settings, rows);
   const GenerationSize size =
-      generation_size(std::ranges::max(positions), positions, rows.max_new_tokens, std::min(together, rows.max_rows), position,
-                      rows.cache.count > 0 ? rows.cache : kNoLimit);
+      generation_size(std::ranges::max(positions_of(settings, rows)), slots_of(settings, rows), rows.max_new_tokens,
+                      std::min(together, rows.max_rows), position, rows.cache.count > 0 ? rows.cache : kNoLimit);
   const Rehearsal rehearsal(settings, rows, size);
   const auto replayed = [&](std::optional<Bytes> limit) {
     return replay(rehearsal.tape, rehearsal.loaded_events, rehearsal.events, settings.device, limit);

@@ -59,7 +59,7 @@ class Generation {
         first_(first),
         generated_(prompts.size()),
         rooms_(rooms()),
-        slots_(slots_of_rows(prompts, rooms_, kinds(), options.max_rows)),
+        slots_(slots_of_rows()),
         size_(generation_size(std::ranges::max(rooms_), slots_, options.max_new_tokens, options.max_rows,
                               cache_per_position(model.config(), model.dtype()), cache_bytes())),
         seating_(prompts, size_.rows, size_.slots),
@@ -81,8 +81,7 @@ class Generation {
   }
 
   Prompts run() {
-    do enter();
-    while (draws_as_torch() && next_ < prompts_.size());
+    enter();
     while (next_ < prompts_.size() || seating_.taken() > 0) {
       if (seating_.taken() > 0) pass();  // the first tokens can end all
       enter();
@@ -148,12 +147,10 @@ class Generation {
     for (size_t row = 0; row < prompts_.size(); ++row) found.push_back(std::ssize(prompts_[row]) + most_of(row));
     return found;
   }
-  [[nodiscard]] std::vector<int> kinds() const {
-    std::vector<int> found;
-    for (size_t row = 0; row < prompts_.size(); ++row) {
-      const Angles angles = angles_of_row(row);
-      found.push_back(angles == Angles::kChanging ? -1 : static_cast<int>(angles));
-    }
+  [[nodiscard]] std::vector<int64_t> slots_of_rows() const {
+    std::vector<int64_t> found = rooms_;
+    const std::vector<int64_t> shared = shared_tokens(model_.config(), prompts_, options_);
+    for (size_t row = 0; row < found.size(); ++row) found[row] -= shared[row];
     return found;
   }
 
@@ -163,16 +160,12 @@ class Generation {
     const int64_t waiting = std::ssize(prompts_) - static_cast<int64_t>(next_);
     if (seating_.taken() > 0 && seating_.free() < std::min(waiting, std::max<int64_t>(size_.rows / 8, 1))) return;
     std::vector<int64_t> entered;
-    for (int64_t tokens = 0; next_ < prompts_.size() && seating_.free() > 0; ++next_) {
-      const std::vector<int64_t>& prompt = prompts_[next_];
+    for (; next_ < prompts_.size() && seating_.free() > 0; ++next_) {
       const Angles angles = angles_of_row(next_);
       const bool is_other = angles != angles_ || angles == Angles::kChanging;
       if (seating_.taken() > 0 && is_other) break;
       if (is_other) seating_.forget();
-      const Seating::Beginning beginning = seating_.beginning_of(next_);
-      tokens += std::ssize(prompt) - beginning.shared;
-      if (!entered.empty() && tokens > kTokensAtOnce) break;
-      const std::optional<Seating::Placed> placed = seating_.enter(next_, rooms_[next_], beginning);
+      const std::optional<Seating::Placed> placed = seating_.enter(next_, rooms_[next_], seating_.beginning_of(next_));
       if (!placed) break;
       angles_ = angles;
       cache_.places[static_cast<size_t>(placed->seat)] = placed->place;
@@ -180,22 +173,25 @@ class Generation {
       entered.push_back(placed->seat);
       if (is_penalized()) {
         seen_.select(0, placed->seat).zero_();
-        seen_.select(0, placed->seat).index_fill_(0, sent(prompt), true);
+        seen_.select(0, placed->seat).index_fill_(0, sent(prompts_[next_]), true);
       }
     }
-    compute_prompts(entered);
-  }
-
-  /// Those whose beginning another row has, or gets now, after the others.
-  void compute_prompts(const std::vector<int64_t>& entered) {
+    // All have their places before a first token can end one of them.
     std::vector<Part> whole, rest;
+    int64_t tokens = 0;
     for (const int64_t seat : entered) {
       const int64_t shared = cache_.place(seat).shared;
-      const std::span<const int64_t> prompt = prompts_[*seating_.row(seat)];
-      (shared == 0 ? whole : rest).push_back({seat, prompt.subspan(static_cast<size_t>(shared))});
+      const std::span<const int64_t> own = std::span(prompts_[*seating_.row(seat)]).subspan(static_cast<size_t>(shared));
+      if (tokens > 0 && tokens + std::ssize(own) > kTokensAtOnce) {
+        compute(std::exchange(whole, {}));
+        compute(std::exchange(rest, {}));
+        tokens = 0;
+      }
+      tokens += std::ssize(own);
+      (shared == 0 ? whole : rest).push_back({seat, own});
     }
     compute(whole);
-    compute(rest);
+    compute(rest);  // their beginnings are there now
   }
 
   /// Tokens of some rows, chosen on the device.
@@ -425,6 +421,16 @@ void check_generation(const format::ModelConfig& config, const Prompts& prompts,
                         left > 0 ? message("Lower max_new_tokens to {}, or shorten the prompt", left)
                                  : message("Shorten the prompt to fewer than {} tokens", positions));
   }
+}
+
+std::vector<int64_t> shared_tokens(const format::ModelConfig& config, const Prompts& prompts, const GenerateOptions& options) {
+  std::vector<int> kinds;
+  for (const std::vector<int64_t>& prompt : prompts) {
+    const int64_t tokens = std::ssize(prompt);
+    const Angles angles = angles_of(config, tokens, tokens + new_tokens_of(config, tokens, options));
+    kinds.push_back(angles == Angles::kChanging || options.deterministic ? -1 : static_cast<int>(angles));
+  }
+  return shared_beginnings(prompts, kinds, options.max_rows);
 }
 
 int64_t new_tokens_of(const format::ModelConfig& config, int64_t prompt_tokens, const GenerateOptions& options) {

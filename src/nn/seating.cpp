@@ -37,8 +37,8 @@ Seating::Beginning Seating::beginning_of(size_t row) {
 
 std::optional<Seating::Placed> Seating::enter(size_t row, int64_t room, Beginning beginning) {
   std::shared_ptr<SlotRange> slots = arena_.take(room - beginning.shared);
-  if (!slots) {  // stems of rows that left are kept while there is room
-    std::erase_if(leaders_, [&](const auto& one) { return one != beginning.leader && !is_seated(*one); });
+  if (!slots) {  // stems that no row holds are kept while there is room
+    std::erase_if(leaders_, [&](const auto& one) { return one != beginning.leader && one->stem.use_count() == 1; });
     slots = arena_.take(room - beginning.shared);
   }
   if (!slots && taken_ == 0) {
@@ -75,9 +75,8 @@ std::shared_ptr<SlotRange> Seating::stem_of(Leader& leader, int64_t count) {
   return leader.stem;
 }
 
-std::vector<int64_t> slots_of_rows(const Seating::Prompts& prompts, const std::vector<int64_t>& rooms,
-                                   const std::vector<int>& kinds, int64_t seats) {
-  std::vector<int64_t> slots;
+std::vector<int64_t> shared_beginnings(const Seating::Prompts& prompts, const std::vector<int>& kinds, int64_t seats) {
+  std::vector<int64_t> found;
   std::vector<size_t> leaders;
   for (size_t row = 0; row < prompts.size(); ++row) {
     int64_t shared = 0;
@@ -86,9 +85,9 @@ std::vector<int64_t> slots_of_rows(const Seating::Prompts& prompts, const std::v
       if (kinds[row] == kinds[leaders[i]]) shared = std::max(shared, common_beginning(prompts[row], prompts[leaders[i]]));
     }
     if (leads(prompts, row, shared)) shared = 0, leaders.push_back(row);
-    slots.push_back(rooms[row] - shared);
+    found.push_back(shared);
   }
-  return slots;
+  return found;
 }
 
 }  // namespace qlorapp

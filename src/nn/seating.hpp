@@ -57,7 +57,7 @@ class Seating {
     int64_t seat = 0;
     RowPlace place;
   };
-  /// @param room  positions of the row.  @param beginning  as beginning_of() had it; the row is seated whole where that alone finds room.
+  /// @param row  that was not here before.  @param room  its positions.  @param beginning  as beginning_of() had it; the row is seated whole where that alone finds room.
   /// @returns nothing if no slots are free, which is not so where no seat is taken and `room` slots exist. At least one seat is free.
   [[nodiscard]] std::optional<Placed> enter(size_t row, int64_t room, Beginning beginning);
   void leave(int64_t seat);
@@ -75,10 +75,8 @@ class Seating {
   int64_t taken_ = 0;
 };
 
-/// Slots that each row takes if no row has left when it enters.
-/// @param rooms  positions of each row.  @param kinds  rows of different kinds share nothing, nor do rows of a kind below zero.
-/// @param seats  rows that may be there together.
-[[nodiscard]] std::vector<int64_t> slots_of_rows(const Seating::Prompts& prompts, const std::vector<int64_t>& rooms,
-                                                 const std::vector<int>& kinds, int64_t seats);
+/// Tokens that each row shares if no row has left when it enters.
+/// @param kinds  rows of different kinds share nothing, nor do rows of a kind below zero.  @param seats  rows that may be there together.
+[[nodiscard]] std::vector<int64_t> shared_beginnings(const Seating::Prompts& prompts, const std::vector<int>& kinds, int64_t seats);
 
 }  // namespace qlorapp

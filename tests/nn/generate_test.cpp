@@ -227,28 +227,33 @@ TEST_CASE("rows that begin alike are computed together where their beginning has
 TEST_CASE("a pass has the same bits wherever its rows' keys are", "[nn]") {
   const at::Device device = GENERATE(from_range(tiny::devices()));
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16, at::kHalf);
-  CausalLM model = tiny::make_model(dtype, 0, device);
-  constexpr int64_t kRows = 3, kRoom = 40, kShared = 16;
-  GenerationCache apart = make_cache(model, kRows, kRoom), shared = make_cache(model, kRows, kRoom);
+  const bool is_wide = GENERATE(false, true);  // as a pass in one launch requires; its keys are divided among several CTAs
+  DecoderBlock::Shape shape = tiny::kShape;
+  if (is_wide) shape.hidden = 256, shape.intermediate = 512, shape.heads = 4, shape.head_dim = 64;
+  CausalLM model = tiny::make_model(dtype, 0, device, is_wide ? 2 : 4, shape);
+  constexpr int64_t kRows = 3;
+  const int64_t room = is_wide ? 620 : 40, begin = is_wide ? 512 : 16;
+  GenerationCache apart = make_cache(model, kRows, room), shared = make_cache(model, kRows, room);
   std::vector<int64_t> numbers(kRows), counts{30, 25, 27};
+  if (is_wide) counts = {600, 540, 560};
   std::iota(numbers.begin(), numbers.end(), int64_t{0});
   std::vector<int64_t> tokens;
   for (const int64_t count : counts)
-    for (int64_t i = 0; i < count; ++i) tokens.push_back((i < kShared ? 7 * i + 3 : 5 * i + count) % 67);
+    for (int64_t i = 0; i < count; ++i) tokens.push_back((i < begin ? 7 * i + 3 : 5 * i + count) % 67);
   const auto sent = [&](const std::vector<int64_t>& list) { return at::tensor(list, at::kLong).to(device); };
   static_cast<void>(forward_cached(model, sent(tokens), numbers, counts, apart));
-  // The first 16 positions are those of the first row for all; what was there of the others is overwritten.
+  // The first positions are those of the first row for all; what was there of the others is overwritten.
   shared.lengths = apart.lengths;
   for (size_t i = 0; i < apart.blocks.size(); ++i) {
     for (const auto& [from, to] :
          {std::pair{&apart.blocks[i].keys, &shared.blocks[i].keys}, std::pair{&apart.blocks[i].values, &shared.blocks[i].values}}) {
-      for (int64_t row = 1; row < kRows; ++row) from->narrow(0, row * kRoom, kShared).copy_(from->narrow(0, 0, kShared));
+      for (int64_t row = 1; row < kRows; ++row) from->narrow(0, row * room, begin).copy_(from->narrow(0, 0, begin));
       to->copy_(*from);
-      for (int64_t row = 1; row < kRows; ++row) to->narrow(0, row * kRoom, kShared).fill_(100.0);
+      for (int64_t row = 1; row < kRows; ++row) to->narrow(0, row * room, begin).fill_(100.0);
     }
   }
   for (int64_t row = 1; row < kRows; ++row)
-    shared.places[static_cast<size_t>(row)] = {.start = row * kRoom, .shared_start = 0, .shared = kShared};
+    shared.places[static_cast<size_t>(row)] = {.start = row * room, .shared_start = 0, .shared = begin};
   const std::vector<int64_t> ones(kRows, 1), two{2, 1, 2};
   for (int64_t step = 0; step < 6; ++step) {  // on a GPU also recorded
     const at::Tensor next = sent({step, step + 9, 2 * step});
@@ -276,30 +281,29 @@ TEST_CASE("free slots become one range again", "[nn][cpu]") {
 }
 
 TEST_CASE("rows that begin alike hold one range", "[nn][cpu]") {
-  // 100 tokens, of which 83 are alike; the third has 98 of the first, the fourth nothing.
-  Seating::Prompts prompts(4, std::vector<int64_t>(100, 1));
+  // 100 tokens, of which 83 are alike; the third has 98 of the first, the fourth nothing, the last all.
+  Seating::Prompts prompts(5, std::vector<int64_t>(100, 1));
   for (const auto& [row, from] : std::vector<std::pair<size_t, size_t>>{{1, 83}, {2, 98}, {3, 0}})
     std::fill(prompts[row].begin() + static_cast<int64_t>(from), prompts[row].end(), 1 + static_cast<int64_t>(row));
-  const std::vector<int64_t> rooms(4, 110);
-  const std::vector<int64_t> slots = slots_of_rows(prompts, rooms, {0, 0, 0, 0}, 4);
-  REQUIRE(slots == std::vector<int64_t>{110, 30, 14, 110});
-  REQUIRE(slots_of_rows(prompts, rooms, {0, 1, -1, 0}, 4) == rooms);
+  const std::vector<int64_t> shared = shared_beginnings(prompts, {0, 0, 0, 0, 0}, 4);
+  REQUIRE(shared == std::vector<int64_t>{0, 80, 96, 0, 96});
+  REQUIRE(shared_beginnings(prompts, {0, 1, -1, 0, -1}, 4) == std::vector<int64_t>(5, 0));
   {  // The third begins with 80 of the first, and the fourth with 96 of the third, or 112: so many that the third is whole.
     for (const int64_t more : {96, 112}) {
       Seating::Prompts chain(4, std::vector<int64_t>(120, 1));
       std::fill(chain[2].begin() + 80, chain[2].end(), 2);
       chain[3] = chain[2];
       chain[3][static_cast<size_t>(more)] = 3;
-      const std::vector<int64_t> of_chain = slots_of_rows(chain, std::vector<int64_t>(4, 130), {0, 0, 0, 0}, 4);
-      REQUIRE(of_chain == (more == 96 ? std::vector<int64_t>{130, 18, 50, 50} : std::vector<int64_t>{130, 18, 130, 18}));
+      const std::vector<int64_t> of_chain = shared_beginnings(chain, {0, 0, 0, 0}, 4);
+      REQUIRE(of_chain == (more == 96 ? std::vector<int64_t>{0, 112, 80, 80} : std::vector<int64_t>{0, 112, 0, 112}));
     }
   }
   Seating seating(prompts, 4, 264);
   std::vector<Seating::Placed> placed;
   for (size_t row = 0; row < 4; ++row) {
     const Seating::Beginning beginning = seating.beginning_of(row);
-    REQUIRE(rooms[row] - beginning.shared == slots[row]);
-    placed.push_back(*seating.enter(row, rooms[row], beginning));
+    REQUIRE(beginning.shared == shared[row]);
+    placed.push_back(*seating.enter(row, 110, beginning));
   }
   const auto slot = [&](size_t row, int64_t p) {
     const RowPlace& place = placed[row].place;
@@ -321,11 +325,11 @@ TEST_CASE("rows that begin alike hold one range", "[nn][cpu]") {
   seating.leave(placed[0].seat);
   seating.leave(placed[1].seat);
   seating.leave(placed[2].seat);
-  REQUIRE(seating.beginning_of(0).shared == 96);
-  const Seating::Placed again = *seating.enter(0, 110, seating.beginning_of(0));
+  REQUIRE(seating.beginning_of(4).shared == 96);
+  const Seating::Placed again = *seating.enter(4, 110, seating.beginning_of(4));
   REQUIRE(again.place.shared_start == placed[2].place.shared_start);
   seating.leave(again.seat);
-  const Seating::Placed other = *seating.enter(0, 154, {});
+  const Seating::Placed other = *seating.enter(4, 154, {});
   REQUIRE(other.place.shared == 0);
   REQUIRE(seating.taken() == 2);
   REQUIRE_FALSE(seating.enter(1, 200, {}));

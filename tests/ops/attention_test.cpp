@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "catch.hpp"
-#include "core/cpu_isa.hpp"
 #include "qlorapp/core/error.hpp"
 #include "tensors.hpp"
+#include "with_isa.hpp"
 
 using namespace qlorapp;
 using namespace tests;
@@ -75,7 +75,7 @@ TEST_CASE("one query for each row of a cache is its formula in double precision"
   at::manual_seed(7);
   const auto dtype = GENERATE(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf);
   const int64_t kv_heads = GENERATE(1, 3, 6), d = GENERATE(8, 20, 64, 80), window = GENERATE(0, 1, 100);
-  set_cpu_isa(GENERATE(CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512));
+  const WithIsa isa(GENERATE(CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512));
   const std::vector<int64_t> starts{5, 700, 40}, lengths{1, 513, 130}, row_starts{0, 1, 2, 3};
   const at::Tensor whole = randn({3, 6 + 2 * kv_heads, d}, dtype), q = whole.narrow(1, kv_heads, 6);
   const at::Tensor k = randn({1300, kv_heads, d}, dtype), v = randn({1300, kv_heads, d}, dtype);
@@ -98,7 +98,6 @@ TEST_CASE("one query for each row of a cache is its formula in double precision"
     at::set_num_threads(threads);
     REQUIRE(at::equal(alone[0], got[row]));
   }
-  set_cpu_isa(best_cpu_isa());
 }
 
 TEST_CASE("keys that rows share are read where they are", "[ops][cpu]") {
@@ -108,12 +107,12 @@ TEST_CASE("keys that rows share are read where they are", "[ops][cpu]") {
   // Rows of 50, 70 and 33 keys; the second begins with 40 of the first, the third shares nothing.
   const at::Tensor own = randn({153, 2, 2, 16}, dtype), q = randn({last * 3, 4, 16}, dtype);
   own.narrow(0, 50, 40).copy_(own.narrow(0, 0, 40));
-  const at::Tensor moved = at::cat({own.narrow(0, 120, 33), own.narrow(0, 0, 50), own.narrow(0, 90, 30)});
+  const at::Tensor moved = at::cat({own.narrow(0, 90, 30), own.narrow(0, 0, 50), own.narrow(0, 120, 33)});
   const std::vector<int64_t> row_starts{0, last, 2 * last, 3 * last}, lengths{50, 70, 33};
   const auto keys = [](const at::Tensor& both) { return both.select(1, 0); };
   const auto values_of = [](const at::Tensor& both) { return both.select(1, 1); };
   const at::Tensor want = ops::attention_with_cache(q, keys(own), values_of(own), row_starts, {0, 50, 120}, lengths, 0.3, window);
-  const std::vector<int64_t> starts{33, 83 - 40, 0}, shared_starts{0, 33, 0}, shared{0, 40, 0};
+  const std::vector<int64_t> starts{30, 0 - 40, 80}, shared_starts{0, 30, 0}, shared{0, 40, 0};
   REQUIRE(at::equal(
       ops::attention_with_cache(q, keys(moved), values_of(moved), row_starts, starts, lengths, 0.3, window, shared_starts, shared),
       want));
@@ -128,11 +127,12 @@ TEST_CASE("keys that rows share are read where they are", "[ops][cpu]") {
         ops::attention_with_cache(q, keys(moved), values_of(moved), row_starts, first, lengths, 0.3, window, begin, count),
         qlorapp::ValueError);
   };
-  refuses({33, 42, 0}, shared_starts, {0, -1, 0});
-  refuses(starts, {0, 80, 0}, shared);
-  refuses({33, -41, 0}, shared_starts, shared);
+  refuses({30, 1, 80}, shared_starts, {0, -1, 0});
+  refuses(starts, {0, 114, 0}, shared);
+  refuses(starts, {0, -1, 0}, shared);
+  refuses({30, -41, 80}, shared_starts, shared);
   refuses(starts, shared_starts, {0, 70, 0});
-  refuses(starts, {0, 33}, {0, 40});
+  refuses(starts, {0, 30}, {0, 40});
   REQUIRE_THROWS_AS(ops::decode_attention(q, keys(moved), values_of(moved), device(starts), device(lengths), 70, 0.3, window,
                                           device(shared_starts)),
                     qlorapp::ValueError);

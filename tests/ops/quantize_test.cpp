@@ -9,22 +9,12 @@
 #include "catch.hpp"
 #include "core/cpu_isa.hpp"
 #include "reference/four_bit.hpp"
+#include "with_isa.hpp"
 
 using namespace qlorapp;
+using tests::WithIsa;
 
 namespace {
-
-/// Runs with at most the given instruction set, and gives back what was chosen before.
-class WithIsa {
- public:
-  explicit WithIsa(CpuIsa isa) : before_(cpu_isa()) { set_cpu_isa(isa); }
-  ~WithIsa() { set_cpu_isa(before_); }
-  WithIsa(const WithIsa&) = delete;
-  WithIsa& operator=(const WithIsa&) = delete;
-
- private:
-  CpuIsa before_;
-};
 
 std::vector<float> to_vector(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.flatten().to(at::kFloat).contiguous();

@@ -51,9 +51,11 @@ def process_as_it_was():
     deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     yield
-    pytests_own = os.environ["PYTEST_CURRENT_TEST"]
-    os.environ.clear()
-    os.environ.update(variables, PYTEST_CURRENT_TEST=pytests_own)
+    for name in (os.environ.keys() | variables.keys()) - {"PYTEST_CURRENT_TEST"}:
+        if name not in variables:
+            del os.environ[name]
+        elif os.environ.get(name) != variables[name]:
+            os.environ[name] = variables[name]
     torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
 

@@ -20,13 +20,14 @@ namespace qlorapp {
 inline constexpr double kPlannedTopP = 0.9;
 
 struct GenerationRows {
-  std::vector<int64_t> prompts;   ///< Tokens of each, at least one.
-  int64_t max_new_tokens = 128;   ///< As in GenerateOptions.
-  bool fits_positions = false;    ///< The same.
-  int64_t max_rows = 128;         ///< The same.
-  Bytes cache;                    ///< Of keys and values, at most; 0: as much as fits.
-  SamplingOptions sampling = {};  ///< Sorting a row's logits takes memory, too.
-  bool has_adapter = false;       ///< The adapter of PlanSettings::lora is loaded.
+  std::vector<int64_t> prompts;      ///< Tokens of each, at least one.
+  std::vector<int64_t> shared = {};  ///< Of them, stored with an earlier prompt: shared_tokens(). Empty: none.
+  int64_t max_new_tokens = 128;      ///< As in GenerateOptions.
+  bool fits_positions = false;       ///< The same.
+  int64_t max_rows = 128;            ///< The same.
+  Bytes cache;                       ///< Of keys and values, at most; 0: as much as fits.
+  SamplingOptions sampling = {};     ///< Sorting a row's logits takes memory, too.
+  bool has_adapter = false;          ///< The adapter of PlanSettings::lora is loaded.
 };
 
 struct GenerationPlan {

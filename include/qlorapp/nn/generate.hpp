@@ -46,6 +46,11 @@ struct GenerateOptions {
 void check_generation(const format::ModelConfig& config, const std::vector<std::vector<int64_t>>& prompts,
                       const GenerateOptions& options);
 
+/// Tokens of each prompt whose keys and values generate() has once with those of an earlier one, if it enters while that one is there.
+/// @param prompts, options  that check_generation() accepts.
+[[nodiscard]] std::vector<int64_t> shared_tokens(const format::ModelConfig& config,
+                                                 const std::vector<std::vector<int64_t>>& prompts, const GenerateOptions& options);
+
 /// The most new tokens of a prompt of so many: max_new_tokens, or what the positions leave.
 [[nodiscard]] int64_t new_tokens_of(const format::ModelConfig& config, int64_t prompt_tokens, const GenerateOptions& options);
 

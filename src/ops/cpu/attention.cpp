@@ -223,14 +223,15 @@ at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, 
   constexpr int64_t kQueries = 64;  // the mask of a block of queries stays small beside the keys
   for (size_t r = 0; r < cache_starts.size(); ++r) {
     const int64_t queries = row_starts[r + 1] - row_starts[r];
-    const int64_t earlier = cache_lengths[r] - queries;  // keys that every query of the row sees
-    const at::Tensor keys = rows.slots(k, r, 0, cache_lengths[r]), values = rows.slots(v, r, 0, cache_lengths[r]);
+    const int64_t earlier = cache_lengths[r] - queries;                                  // keys that every query of the row sees
+    const int64_t lowest = window > 0 ? std::max<int64_t>(0, earlier - window + 1) : 0;  // that any query sees
+    const at::Tensor keys = rows.slots(k, r, lowest, cache_lengths[r]), values = rows.slots(v, r, lowest, cache_lengths[r]);
     const bool masked = earlier > 0 || slides(window, cache_lengths[r]);
     const int64_t step = masked ? kQueries : queries;
     for (int64_t begin = 0; begin < queries; begin += step) {
       const int64_t count = std::min(step, queries - begin);
       const int64_t first = window > 0 ? std::max<int64_t>(0, earlier + begin - window + 1) : 0;
-      const Run asked{row_starts[r] + begin, 1, count}, seen{first, 1, earlier + begin + count - first};
+      const Run asked{row_starts[r] + begin, 1, count}, seen{first - lowest, 1, earlier + begin + count - first};
       std::optional<at::Tensor> mask;
       if (count > 1 && masked) mask = mask_of(count, seen.length, window, q.options());
       const at::Tensor part = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
