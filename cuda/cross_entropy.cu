@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <numbers>
 
 #include <cooperative_groups.h>
 
@@ -20,7 +21,7 @@ constexpr int kThreads = 1024;
 template <class T>
 struct Exponential {
   static constexpr bool kBase2 = !std::is_same_v<T, float>;
-  static constexpr float kLog2E = 1.44269504088896341F, kLn2 = 0.693147180559945309F;
+  static constexpr float kLog2E = std::numbers::log2e_v<float>, kLn2 = std::numbers::ln2_v<float>;
   __device__ static float scaled(float x) { return kBase2 ? x * kLog2E : x; }
   __device__ static float of_difference(float x, float m) {
     if constexpr (kBase2) {

@@ -6,6 +6,7 @@
 #include <cfloat>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 
 #include "decode_attention.hpp"
 #include "early_launch.cuh"
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ De
 
   const auto q_of = [&](int j) { return q[j]; };
   HeadSums<kDim> sums;
-  const float scale = work.scale * kLog2E;
+  const float scale = work.scale * std::numbers::log2e_v<float>;
   for (int base = begin + warp * kKeys; base < end; base += kWarps * kKeys) {
     attend_keys<T, kDim, false>(sums, q_of, keys, values, slots, work.slot_stride, from, base, end, dim, scale, g, t);
   }

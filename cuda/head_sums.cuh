@@ -19,7 +19,6 @@ namespace qlorapp::cuda {
 namespace {
 
 constexpr int kHeads = 8, kKeys = 16;
-constexpr float kLog2E = 1.4426950408889634F;
 
 /// The eight heads' rows of a product; the other eight are zero, in and out.
 template <class T>

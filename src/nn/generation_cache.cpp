@@ -13,6 +13,7 @@
 #include "nn/generation_size.hpp"
 #include "nn/host_values.hpp"
 #include "nn/step_context.hpp"
+#include "ops/attention.hpp"
 #include "ops/memory_tape.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 
@@ -21,6 +22,9 @@ namespace {
 
 /// (rows · capacity, H, D) as (rows, capacity, H, D).
 at::Tensor by_row(const at::Tensor& slots, int64_t rows) { return slots.unflatten(0, {rows, -1}); }
+
+/// So few new tokens of a row, behind others, attend as rows of one token each.
+constexpr int64_t kFewOfRow = 16;
 
 /// Threads that generate with one model share its tables of rotations, which a pass may replace.
 std::mutex passes;
@@ -96,31 +100,39 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
   Decoder& decoder = model.decoder();
   const std::lock_guard turn(passes);
   std::vector<int64_t> positions, slots, row_starts{0}, last;
-  CacheRows where{.capacity = cache.capacity, .all_new = true};
+  const bool all_new = std::ranges::all_of(rows, [&](int64_t row) { return cache.lengths[static_cast<size_t>(row)] == 0; });
+  const bool apart = !all_new && std::ranges::all_of(counts, [](int64_t count) { return count <= kFewOfRow; });
+  CacheRows where{.capacity = cache.capacity, .all_new = all_new};
   for (size_t i = 0; i < rows.size(); ++i) {
     int64_t& length = cache.lengths[static_cast<size_t>(rows[i])];
     QLORAPP_CHECK_VALUE(length + counts[i] <= cache.capacity, "[generate] the cache holds {} positions a row; {} are needed.",
                         cache.capacity, length + counts[i]);
     QLORAPP_CHECK_VALUE(counts[i] > 0, "[generate] row {} must have a token to compute; got none.", rows[i]);
-    where.all_new = where.all_new && length == 0;
     const RowPlace& place = cache.place(rows[i]);
-    where.starts.push_back(place.start);
-    where.shared_starts.push_back(place.shared_start);
-    where.shared_lengths.push_back(place.shared);
-    for (int64_t k = 0; k < counts[i]; ++k) {
-      positions.push_back(length + k);
-      slots.push_back(where.starts.back() + length + k);
+    for (int64_t k = 1; k <= counts[i]; ++k) {
+      positions.push_back(length);
+      slots.push_back(place.start + length);
+      ++length;
+      if (!apart && k < counts[i]) continue;
+      where.starts.push_back(place.start);
+      where.lengths.push_back(length);
+      where.shared_starts.push_back(place.shared_start);
+      where.shared_lengths.push_back(place.shared);
+      row_starts.push_back(std::ssize(positions));
     }
-    length += counts[i];
-    where.lengths.push_back(length);
-    row_starts.push_back(row_starts.back() + counts[i]);
-    last.push_back(row_starts.back() - 1);
+    last.push_back(std::ssize(positions) - 1);
   }
   if (!cache.steps) cache.steps = std::make_shared<DecodeSteps>();
-  const bool one_each = !where.all_new && std::ranges::all_of(counts, [](int64_t count) { return count == 1; });
+  const bool one_each = !all_new && tokens.size(0) == std::ssize(rows);
   // A plan's tokens have no values that a step could bring to the host; what it allocates is the same here.
   if (one_each && !tokens.is_meta()) return cache.steps->forward(model, tokens, rows, cache);
   where.slots = on_device(slots, model.device());
+  if (apart && ops::has_decode_attention(model.device(), model.dtype(), model.config().head_dim)) {
+    std::vector<int64_t> all;
+    for (const auto* list : {&where.starts, &where.lengths, &where.shared_starts, &where.shared_lengths})
+      all.insert(all.end(), list->begin(), list->end());
+    where.on_device = on_device(all, model.device()).view({4, -1});
+  }
   const bool stacked = decoder.on_gpu() && tokens.size(0) > kFewTokens && !one_each;
   const auto copied = [&] {
     const ops::MemoryUseScope use(ops::MemoryUse::kAdapters);

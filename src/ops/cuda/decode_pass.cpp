@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numbers>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -157,7 +158,6 @@ class Writer {
     return add(phase);
   }
   void write_attention(const PassBlock& block) {
-    constexpr double kLog2E = 1.4426950408889634;
     PassPhase phase;
     phase.kind = PassKind::kAttention;
     phase.x = qkv_.const_data_ptr();
@@ -175,7 +175,7 @@ class Writer {
     phase.turns_before_norm = model_.turns_before_norm;
     phase.window = static_cast<int>(block.window);
     phase.eps = static_cast<float>(model_.eps);
-    phase.scale = static_cast<float>(model_.attention_scale * kLog2E);
+    phase.scale = static_cast<float>(model_.attention_scale * std::numbers::log2e);
     phase.splits = cuda::attention_splits(static_cast<int>(rows_), static_cast<int>(model_.heads),
                                           static_cast<int>(model_.kv_heads), multiprocessors());
     phases.push_back(phase);
