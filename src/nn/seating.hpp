@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "nn/slot_arena.hpp"
@@ -36,16 +35,10 @@ class Seating {
     std::shared_ptr<Leader> leader;
     int64_t shared = 0;  ///< Tokens.
   };
-  struct Seat {
-    std::optional<size_t> row;
-    std::shared_ptr<SlotRange> stem, slots;  ///< What others begin with, too, and its own.
-  };
-
   /// @param prompts  outlive this.
   Seating(const Prompts& prompts, int64_t seats, int64_t slots)
       : prompts_(prompts), arena_(slots), seats_(static_cast<size_t>(seats)) {}
 
-  [[nodiscard]] std::span<const Seat> seats() const { return seats_; }
   [[nodiscard]] const std::optional<size_t>& row(int64_t seat) const { return seats_[static_cast<size_t>(seat)].row; }
   [[nodiscard]] int64_t taken() const { return taken_; }
   [[nodiscard]] int64_t free() const { return static_cast<int64_t>(seats_.size()) - taken_; }
@@ -57,7 +50,8 @@ class Seating {
     int64_t seat = 0;
     RowPlace place;
   };
-  /// @param row  that was not here before.  @param room  its positions.  @param beginning  as beginning_of() had it; the row is seated whole where that alone finds room.
+  /// @param row  that was not here before.  @param room  its positions.  @param beginning  as beginning_of() had it; where only a whole row finds
+  /// room, it is dropped.
   /// @returns nothing if no slots are free, which is not so where no seat is taken and `room` slots exist. At least one seat is free.
   [[nodiscard]] std::optional<Placed> enter(size_t row, int64_t room, Beginning beginning);
   void leave(int64_t seat);
@@ -65,6 +59,11 @@ class Seating {
   void forget() { leaders_.clear(); }
 
  private:
+  struct Seat {
+    std::optional<size_t> row;
+    std::shared_ptr<SlotRange> stem, slots;  ///< What others begin with, too, and its own.
+  };
+
   [[nodiscard]] bool is_seated(const Leader& leader) const { return row(leader.seat) == leader.row; }
   [[nodiscard]] std::shared_ptr<SlotRange> stem_of(Leader& leader, int64_t count);
 

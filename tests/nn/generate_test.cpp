@@ -321,7 +321,7 @@ TEST_CASE("rows that begin alike hold one range", "[nn][cpu]") {
   REQUIRE(used.back() == 263);
   REQUIRE(std::ranges::unique(used).begin() - used.begin() == 264);
 
-  // What others begin with stays when the row that computed it leaves, and when they leave, too, until room is short.
+  // A stem outlives the rows that hold it, until room is short.
   seating.leave(placed[0].seat);
   seating.leave(placed[1].seat);
   seating.leave(placed[2].seat);

@@ -98,20 +98,23 @@ void sum_queries(const CachedHead& head, int64_t first) {
   for (; begin < head.head_dim; begin += Policy::kLanes) sum_queries<Policy, T, queries, 1>(head, first, begin);
 }
 
+/// Calls part.operator()<n>(first) for all queries, n of them at once: four, then two, then one.
+template <class Part>
+void for_queries(int64_t queries, const Part& part) {
+  int64_t first = 0;
+  for (; first + 4 <= queries; first += 4) part.template operator()<4>(first);
+  for (; first + 2 <= queries; first += 2) part.template operator()<2>(first);
+  for (; first < queries; ++first) part.template operator()<1>(first);
+}
+
 template <class Policy, class T>
 void score(const CachedHead& head) {
-  int64_t first = 0;
-  for (; first + 4 <= head.queries; first += 4) score_queries<Policy, T, 4>(head, first);
-  for (; first + 2 <= head.queries; first += 2) score_queries<Policy, T, 2>(head, first);
-  for (; first < head.queries; ++first) score_queries<Policy, T, 1>(head, first);
+  for_queries(head.queries, [&]<int n>(int64_t first) { score_queries<Policy, T, n>(head, first); });
 }
 
 template <class Policy, class T>
 void sum(const CachedHead& head) {
-  int64_t first = 0;
-  for (; first + 4 <= head.queries; first += 4) sum_queries<Policy, T, 4>(head, first);
-  for (; first + 2 <= head.queries; first += 2) sum_queries<Policy, T, 2>(head, first);
-  for (; first < head.queries; ++first) sum_queries<Policy, T, 1>(head, first);
+  for_queries(head.queries, [&]<int n>(int64_t first) { sum_queries<Policy, T, n>(head, first); });
 }
 
 template <class Policy>
