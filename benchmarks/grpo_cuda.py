@@ -84,7 +84,7 @@ class FirstStep:
         self.in_roundings.append(((trained - sampled).abs() / spacing).flatten())
         if self._reference is None:
             return
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(ids.device.type, enabled=False):  # the trainer's would compute it in 16 bits
             exact = self._reference(
                 input_ids=given["input_ids"], attention_mask=given.get("attention_mask"), logits_to_keep=sampled.shape[1] + 1
             )

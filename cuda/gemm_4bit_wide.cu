@@ -3,202 +3,169 @@
 /// memory and W in registers.
 ///
 /// One CTA stays on each multiprocessor and has an even part of all k of all strips of 256 rows of W, one after the other. A strip that has several
-/// CTAs gets their sums from a second kernel, in their order. A warpgroup has 64 rows of the strip and up to 64 rows of x.
+/// CTAs gets their sums from a second kernel, in their order. A warpgroup has 64 rows of the strip and up to 128 rows of x; one more copies what
+/// the four multiply, and is a ring of stages ahead.
 ///
-/// A warp's lane reads 16 codes that follow each other, of which a product of 16 k wants four: so x is laid down in that order of k. The codes'
-/// values are rounded to 16 bits, and the sums of 64 k are scaled in fp32, while the next 64 are looked up.
+/// A warp's lane reads 16 codes that follow each other, of which a product of 16 k wants four: so x is laid down in that order of k. W is what a
+/// dequantized weight has, scaled in fp32 and rounded once; the next 64 k are formed while the tensor cores multiply the last.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 
 #include "few_rows.cuh"
 #include "warpgroup.cuh"
+#include "wide_beside.cuh"
 
 namespace qlorapp::cuda {
 namespace {
 
-constexpr int kWideWarps = 16, kWideThreads = 32 * kWideWarps;
-constexpr int kHeight = 256, kDeep = 128, kUnit = 256;  // of a CTA: rows of W; k of a stage; k whose scales are read at a time
+constexpr int kWideWarps = 16, kWideThreads = 32 * kWideWarps, kCopyThreads = 128, kAllThreads = kWideThreads + kCopyThreads;
+constexpr int kDeep = 128;  // k of a stage
 constexpr int kDeepCodes = kHeight * kDeep / 2;
-constexpr int kScales = kHeight * 16, kScaleRing = 4;
-constexpr int kFinished = 4;  ///< Rows of x of a CTA of finish_wide().
+constexpr int kScales = kHeight * 16, kScaleRing = 3;
+/// Shared memory is what a multiprocessor of sm_90 has, behind what the system keeps. The table of values is at kTable, so that an offset in it and its
+/// own place are put together by one permutation; the ring's slots lie in front of it and behind it.
+constexpr int kSystem = 1024, kAll = 232448 + kSystem, kTable = 65536, kFront = kSystem + kScaleRing * kScales + 2048;
+static_assert(kFront % 1024 == 0);
 
 template <int kTokens>
 struct Wide {
   static constexpr int kTile =
       kTokens * kBlock * 2;  ///< x of 64 k: of a row 128 bytes, whose pieces of 16 are exchanged by the row's last bits.
   static constexpr int kX = kDeep / kBlock * kTile, kBytesEach = kDeepCodes + kX;
-  static constexpr int kRing = kTokens <= 32 ? 5 : 4, kAhead = kRing - 2;
-  static constexpr int kBytes = kWideTable + kRing * kBytesEach + kScaleRing * kScales + 1024 + 64;
-};
-static_assert(Wide<64>::kBytes <= 232448 && Wide<32>::kBytes <= 232448);  // of a multiprocessor of sm_90
-
-/// Strips, of each of which the rows of x are taken `kTokens` at a time; and all k of them, in units.
-struct Extent {
-  uint32_t units, strips, tiles, total, ctas;
-
-  __host__ __device__ Extent(const Work& work, int tokens, unsigned most_ctas)
-      : units(static_cast<uint32_t>(work.asked.k / kUnit)),
-        strips(static_cast<uint32_t>(work.first_strip[work.asked.count])),
-        tiles(static_cast<uint32_t>((work.asked.m + tokens - 1) / tokens)),
-        total(units * strips * tiles),
-        ctas(most_ctas < total ? most_ctas : total) {}
-  [[nodiscard]] __host__ __device__ uint32_t first_of(uint32_t cta) const { return total * cta / ctas; }
-  [[nodiscard]] __host__ __device__ uint32_t cta_of(uint32_t unit) const { return ((unit + 1) * ctas - 1) / total; }
-  /// Of a strip's rows of x: the first CTA that has a part, and how many have one.
-  [[nodiscard]] __host__ __device__ uint32_t first_part(uint32_t strip_tile) const { return cta_of(strip_tile * units); }
-  [[nodiscard]] __host__ __device__ uint32_t parts(uint32_t strip_tile) const {
-    return cta_of((strip_tile + 1) * units - 1) - first_part(strip_tile) + 1;
+  static constexpr int kRing = kTokens <= 32 ? 5 : kTokens <= 64 ? 4 : 3;
+  static constexpr int kSlotsInFront = (kTable - kFront) / kBytesEach;
+  static constexpr int kSteps = kTokens <= 64 ? 2 : 1;  ///< Of 16 k, whose W is formed at a time.
+  static constexpr int kBytes = kTable + kWideTable + (kRing - kSlotsInFront) * kBytesEach - kSystem;
+  static_assert(kBytes + kSystem <= kAll && kSlotsInFront < kRing);
+  /// From the begin of shared memory.
+  static __device__ __forceinline__ int place_of(int slot) {
+    return slot < kSlotsInFront ? kFront - kSystem + slot * kBytesEach
+                                : kTable + kWideTable - kSystem + (slot - kSlotsInFront) * kBytesEach;
   }
 };
 
-/// Bytes of x as lay_x() leaves it.
-template <int kTokens>
-__host__ __device__ int64_t laid_bytes(const Work& work) {
-  return (work.asked.m + kTokens - 1) / kTokens * kTokens * work.asked.k * 2;
-}
-constexpr int kBesideThreads = 1024, kTileTokens = 16, kTileRanks = 8;  // of a CTA of what comes before the product
-
-/// u = x·Aᵀ, 16 rows of 8 columns of it. The warps divide k among themselves.
-template <class T>
-__device__ __forceinline__ void form_u(const Work& work, int tile) {
-  __shared__ float sums[kBesideThreads / 32][kTileTokens * kTileRanks];
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-  const auto rank_tiles = static_cast<int>((work.asked.ranks + kTileRanks - 1) / kTileRanks);
-  const int64_t token0 = tile / rank_tiles * kTileTokens, rank0 = tile % rank_tiles * kTileRanks;
-  const auto* const x = static_cast<const unsigned char*>(work.asked.x) + t * 32;
-  const unsigned char* const low = x + min(token0 + g, work.asked.m - 1) * work.asked.x_stride * 2;
-  const unsigned char* const high = x + min(token0 + g + 8, work.asked.m - 1) * work.asked.x_stride * 2;
-  const unsigned char* const a =
-      static_cast<const unsigned char*>(work.asked.a) + min(rank0 + g, work.asked.ranks - 1) * work.asked.k * 2 + t * 32;
-  float sum[4] = {};
-#pragma unroll 2
-  for (int64_t block = warp; block < work.asked.k / kBlock; block += kBesideThreads / 32) {
-    const auto words_at = [&](const unsigned char* row, int half) {
-      return *reinterpret_cast<const uint4*>(row + block * (kBlock * 2) + half * 16);
-    };
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint4 first = words_at(low, half), second = words_at(high, half), of_a = words_at(a, half);
-      multiply<T>(sum, first.x, second.x, first.y, second.y, of_a.x, of_a.y);
-      multiply<T>(sum, first.z, second.z, first.w, second.w, of_a.z, of_a.w);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) sums[warp][(g + i / 2 * 8) * kTileRanks + t * 2 + i % 2] = sum[i];
-  __syncthreads();
-  if (thread >= kTileTokens * kTileRanks) return;
-  float all = 0.0F;
-#pragma unroll
-  for (int w = 0; w < kBesideThreads / 32; ++w) all += sums[w][thread];
-  const int64_t token = token0 + thread / kTileRanks, rank = rank0 + thread % kTileRanks;
-  if (token < work.asked.m && rank < work.asked.ranks)
-    static_cast<T*>(work.asked.u)[token * work.asked.ranks + rank] = from_float<T>(all);
+/// 16 bytes of what is read once: L2 keeps other things. @param to  in shared memory.
+__device__ __forceinline__ void copy_once(bool wanted, uint32_t to, const void* from) {
+  asm volatile(
+      "{.reg .pred p; .reg .b64 once; setp.ne.b32 p, %2, 0; createpolicy.fractional.L2::evict_first.b64 once, 1.0;"
+      "@p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, once;}" ::"r"(to),
+      "l"(from), "r"(static_cast<int>(wanted)));
 }
 
-/// 16 bytes of x as stages take it: of kTokens rows, of 64 k, a Wide::kTile in the order of k in which W is multiplied. Rows that x has not are 0.
-template <int kTokens>
-__device__ __forceinline__ void lay_x(const Work& work, int64_t at) {
-  const int64_t blocks = work.asked.k / kBlock, tile_block = at / (kTokens * 8);
-  const int in_tile = static_cast<int>(at % (kTokens * 8)), row = in_tile / 8, piece = (in_tile % 8) ^ (row % 8);
-  const int64_t token = tile_block / blocks * kTokens + row;
-  if (at >= laid_bytes<kTokens>(work) / 16) return;
-  uint4 words = make_uint4(0, 0, 0, 0);
-  if (token < work.asked.m) {
-    const auto* const from = reinterpret_cast<const uint32_t*>(static_cast<const unsigned char*>(work.asked.x) +
-                                                               (token * work.asked.x_stride + tile_block % blocks * kBlock) * 2) +
-                             piece;
-    words = make_uint4(from[0], from[8], from[16], from[24]);
-  }
-  reinterpret_cast<uint4*>(work.laid)[at] = words;
-}
-
-/// The first CTAs form u, the others lay x down for the product.
-template <class T, int kTokens>
-__global__ void __launch_bounds__(kBesideThreads) prepare_wide(const __grid_constant__ Work work) {
-  const auto of_u =
-      static_cast<int64_t>((work.asked.m + kTileTokens - 1) / kTileTokens * ((work.asked.ranks + kTileRanks - 1) / kTileRanks));
-  wait_for_earlier_kernels();
-  if (blockIdx.x < of_u) form_u<T>(work, static_cast<int>(blockIdx.x));
-  else lay_x<kTokens>(work, (blockIdx.x - of_u) * kBesideThreads + threadIdx.x);
-}
-
-/// The stage that a thread copies next.
-struct Asking {
-  int left;                     ///< Stages of the CTA's part.
-  uint32_t deep, strip_tile;    ///< The stage's number in its strip, and which strip that is.
-  bool has_first, has_second;   ///< Whether W has the thread's rows of codes.
-  bool has_scale;               ///< Whether the thread copies scales.
-  uint32_t scale;               ///< The first block of its row of scales, of the unit.
-  const unsigned char* scales;  ///< Of the weight, those that the thread reads.
-  const unsigned char* codes;   ///< The thread's 16 bytes of its first row, of the stage.
-  const unsigned char* x;       ///< Of the stage.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+/// A thread's nested scales as they are stored: four codes of each of two rows.
+struct NestedScales {
+  uint32_t codes[2];
+  float outer[2], offset;
 };
-
-/// A stage of a strip. Not inlined: registers are for the loop.
-template <int kTokens>
-__device__ __noinline__ Asking asking_of(const Work& work, uint32_t strip_tile, uint32_t deep, int left) {
-  const Extent extent(work, kTokens, 1);
-  const int thread = static_cast<int>(threadIdx.x), row = thread / 4, scale_row = thread % kHeight;
-  const uint32_t strip = strip_tile / extent.tiles;
+__device__ __forceinline__ uint32_t first_block(const Work& work, const GroupWeight& weight, int64_t row, uint32_t in_strip) {
+  return static_cast<uint32_t>(min(row, weight.n - 1) * (work.asked.k / kBlock)) + in_strip * (kUnit / kBlock);
+}
+__device__ __forceinline__ NestedScales nested_scales_of(const Work& work, const Extent& extent, uint32_t unit, uint32_t end,
+                                                         int thread) {
+  NestedScales found{};
+  if (!work.nested || unit >= end) return found;
+  const uint32_t strip = unit / extent.units;
   const int own = weight_of(work, strip);
   const GroupWeight& weight = work.asked.weights[own];
-  const int64_t row0 = (static_cast<int64_t>(strip) - work.first_strip[own]) * kHeight, rows = weight.n - row0;
-  Asking asking;
-  asking.left = left, asking.deep = deep, asking.strip_tile = strip_tile;
-  asking.has_first = row < rows, asking.has_second = row + kHeight / 2 < rows;
-  asking.has_scale = scale_row < rows && (thread < kHeight || work.nested);
-  asking.scale = static_cast<uint32_t>((row0 + scale_row) * (work.asked.k / kBlock)) + deep * (kDeep / kBlock);
-  asking.scales = static_cast<const unsigned char*>(thread < kHeight ? weight.absmax : weight.nested_absmax);
-  asking.codes = weight.packed + (row0 + row) * (work.asked.k / 2) + deep * (kDeep / 2) + thread % 4 * 16;
-  asking.x =
-      work.laid + (static_cast<int64_t>(strip_tile - strip * extent.tiles) * (work.asked.k / kDeep) + deep) * Wide<kTokens>::kX;
-  return asking;
+  const int64_t row0 = (static_cast<int64_t>(strip) - work.first_strip[own]) * kHeight + thread;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t block = first_block(work, weight, row0 + i * kCopyThreads, unit - strip * extent.units);
+    found.codes[i] = __ldg(reinterpret_cast<const uint32_t*>(static_cast<const unsigned char*>(weight.absmax) + block));
+    found.outer[i] = __ldg(weight.nested_absmax + (block >> work.nested_block.shift));
+  }
+  found.offset = __ldg(weight.nested_offset);
+  return found;
 }
 
-/// @param to  in shared memory.
-template <int kBytes>
-__device__ __forceinline__ void copy_if(bool wanted, uint32_t to, const void* from) {
-  if constexpr (kBytes == 16)
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to), "l"(from),
-                 "r"(static_cast<int>(wanted)));
-  else
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(to), "l"(from),
-                 "r"(static_cast<int>(wanted)));
-}
-
-/// Codes of a stage, and with every second one the scales of both.
-/// @param to  where the thread's first 16 bytes go.  @param scale_ring  where its scales of the first slot go.
-__device__ __forceinline__ void ask_codes(const Work& work, const Asking& asking, uint32_t to, uint32_t scale_ring) {
-  if (asking.left > 0) {
-    copy_if<16>(asking.has_first, to, asking.codes);
-    copy_if<16>(asking.has_second, to + kDeepCodes / 2, asking.codes + static_cast<uint32_t>(work.asked.k) * (kHeight / 4));
-    if (asking.deep % 2 == 0) {
-      const uint32_t own = scale_ring + static_cast<uint32_t>(asking.left) / 2 % kScaleRing * kScales;  // as the loop counts units
-      const bool is_inner = work.nested && threadIdx.x < kHeight;
-      const uint32_t block = threadIdx.x < kHeight ? asking.scale : asking.scale >> work.nested_block.shift;
-      const unsigned char* const from = asking.scales + (is_inner ? block : static_cast<int64_t>(block) * 4);
-      if (work.nested) copy_if<4>(asking.has_scale, own, from);
-      else copy_if<16>(asking.has_scale, own, from);
+/// The copying warpgroup. A thread has 16 bytes of every 32nd row of codes and the scales of every 128th row. Rows of codes that W has not are left
+/// as they are: only results that are not stored depend on them.
+/// @param arrivals  of each slot of the ring: it is full.  @param ends  it was read.
+template <int kTokens>
+__device__ __forceinline__ void copy_stages(const Work& work, const Extent& extent, uint32_t first, uint32_t end,
+                                            unsigned char* shared, unsigned char* scale_ring, float* map, uint64_t* arrivals,
+                                            uint64_t* ends) {
+  using Shape = Wide<kTokens>;
+  const int thread = static_cast<int>(threadIdx.x) - kWideThreads, own_row = thread / 4;
+  const int64_t far_rows = work.asked.k / 2 * (kCopyThreads / 4);
+  const uint32_t codes_to =
+      shared_address(shared) +
+      static_cast<uint32_t>(own_row * (kDeep / 2) + ((thread % 4 / 2) ^ (own_row / 2 % 2)) * 32 + thread % 2 * 16);
+  const auto ask_x = [&](int stage) {
+    const uint32_t unit = first + static_cast<uint32_t>(stage) / 2U, strip = unit / extent.units;
+    const uint32_t deep = (unit - strip * extent.units) * 2U + static_cast<uint32_t>(stage) % 2U;
+    const int slot = stage % Shape::kRing;
+    copy_bytes(shared + Shape::place_of(slot) + kDeepCodes, work.laid + static_cast<int64_t>(deep) * Shape::kX, Shape::kX,
+               arrivals + slot);
+  };
+  NestedScales nested = nested_scales_of(work, extent, first, end, thread),
+               later = nested_scales_of(work, extent, first + 1, end, thread);
+  for (int i = thread; i < 256; i += kCopyThreads) map[i] = __ldg(kDeviceSignedMap.values + i);
+  meet<2, kCopyThreads>();
+  const int stages = static_cast<int>(end - first) * 2, early = min(stages, Shape::kRing);
+  int stage = 0, slot = 0;
+  uint32_t turn = 0;  // of the ring
+  for (uint32_t unit = first; unit < end;) {
+    const uint32_t strip = unit / extent.units;
+    const uint32_t strip_end = min((strip + 1) * extent.units, end);
+    const int own = weight_of(work, strip);
+    const GroupWeight& weight = work.asked.weights[own];
+    const int64_t row0 = (static_cast<int64_t>(strip) - work.first_strip[own]) * kHeight + own_row;
+    const int rows = static_cast<int>(min(weight.n - row0, int64_t{kHeight}));
+    const unsigned char* codes =
+        weight.packed + row0 * (work.asked.k / 2) + (unit - strip * extent.units) * (kUnit / 2) + thread % 4 * 16;
+    for (; unit < strip_end; ++unit) {
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half, codes += kDeep / 2) {
+        if (stage >= Shape::kRing) wait_for_arrival(ends + slot, turn ^ 1U);
+        const uint32_t to = codes_to + static_cast<uint32_t>(Shape::place_of(slot));
+        const unsigned char* from = codes;
+#pragma unroll
+        for (int row = 0; row < kHeight; row += kCopyThreads / 4, from += far_rows)
+          copy_once(row < rows, to + static_cast<uint32_t>(row * (kDeep / 2)), from);
+        if (half == 0) {
+          unsigned char* const scales = scale_ring + (unit - first) % kScaleRing * kScales + thread * 16;
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (work.nested) {
+              const auto decoded = [&](int byte) {
+                return decode_scale_rn(map[(nested.codes[i] >> (8 * byte)) & 255U], nested.outer[i], nested.offset);
+              };
+              *reinterpret_cast<float4*>(scales + i * (kCopyThreads * 16)) =
+                  make_float4(decoded(0), decoded(1), decoded(2), decoded(3));
+            } else {
+              const int64_t row = row0 - own_row + thread + i * kCopyThreads;
+              copy_once(true, shared_address(scales) + i * (kCopyThreads * 16),
+                        static_cast<const float*>(weight.absmax) + first_block(work, weight, row, unit - strip * extent.units));
+            }
+          }
+          nested = later;
+          later = nested_scales_of(work, extent, unit + 2, end, thread);
+        }
+        arrive_after_copies(arrivals + slot);
+        arrive(arrivals + slot);
+        if (stage >= early && thread == 0) ask_x(stage);
+        if (stage == early - 1) {
+          wait_for_earlier_kernels();  // x is theirs
+          if (thread == 0) {
+#pragma unroll 1
+            for (int i = 0; i < early; ++i) ask_x(i);
+          }
+        }
+        ++stage;
+        slot = slot + 1 == Shape::kRing ? 0 : slot + 1;
+        turn ^= slot == 0 ? 1U : 0U;
+      }
     }
   }
-  end_group();
 }
-template <int kTokens>
-__device__ __forceinline__ void ask_x(const Asking& asking, unsigned char* to, uint64_t* arrival) {
-  if (asking.left > 0) copy_bytes(to + kDeepCodes, asking.x, Wide<kTokens>::kX, arrival);
-}
-template <int kTokens>
-__device__ __forceinline__ void advance(const Work& work, Asking& asking) {
-  --asking.left;
-  asking.codes += kDeep / 2, asking.x += Wide<kTokens>::kX, asking.scale += kDeep / kBlock;
-  if (++asking.deep == static_cast<uint32_t>(work.asked.k / kDeep) && asking.left > 0)
-    asking = asking_of<kTokens>(work, asking.strip_tile + 1, 0, asking.left);
-}
+#endif
 
 /// sums += scaling · B·uᵀ of a warp's 16 rows of W: one more product.
 template <class T, int kTiles>
-__device__ __forceinline__ void add_adapter(const Work& work, const GroupWeight& weight, int64_t row, int64_t token0, int t, int g,
+__device__ __forceinline__ void add_adapter(const Work& work, const GroupWeight& weight, int64_t row, int t, int g,
                                             float (&sums)[kTiles][4]) {
   const auto pair_at = [&](const T* from, int64_t r) {
     if (work.wide_ranks) return r < weight.rank ? *reinterpret_cast<const uint32_t*>(from + r) : 0U;
@@ -214,7 +181,7 @@ __device__ __forceinline__ void add_adapter(const Work& work, const GroupWeight&
     const uint32_t of_b[4] = {pair_at(b, r), pair_at(b_after, r), pair_at(b, r + 8), pair_at(b_after, r + 8)};
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
-      const T* const own = u + min(token0 + j * 8 + g, work.asked.m - 1) * work.asked.ranks;
+      const T* const own = u + min(int64_t{j} * 8 + g, work.asked.m - 1) * work.asked.ranks;
       float part[4] = {};
       multiply<T>(part, of_b[0], of_b[1], of_b[2], of_b[3], pair_at(own, r), pair_at(own, r + 8));
 #pragma unroll
@@ -223,191 +190,144 @@ __device__ __forceinline__ void add_adapter(const Work& work, const GroupWeight&
   }
 }
 
+/// The table of a byte's two values, which each lane has in a bank of its own.
+__device__ __forceinline__ void fill_values(unsigned char* table, bool nf4) {
+  const unsigned lane = threadIdx.x & 31U;
+  const float entry = __ldg((nf4 ? kDeviceNf4 : kDeviceFp4).values + (lane & 15U));
+  for (unsigned byte = threadIdx.x; byte < 256U; byte += kWideThreads) {
+    const float first = __shfl_sync(kAllLanes, entry, static_cast<int>(byte >> 4U));
+    const float second = __shfl_sync(kAllLanes, entry, static_cast<int>(byte & 15U));
+#pragma unroll
+    for (unsigned i = 0; i < 16; ++i)
+      *reinterpret_cast<float4*>(table + byte * kEntry + ((i + lane) & 15U) * 16U) = make_float4(first, second, first, second);
+  }
+}
+/// The values of one of a word's bytes. @param table  where the lane's own bank begins in it.
+__device__ __forceinline__ float2 values_of(uint32_t table, uint32_t word, int byte) {
+  float2 values;
+  asm("ld.shared.v2.f32 {%0, %1}, [%2];"
+      : "=f"(values.x), "=f"(values.y)
+      : "r"(__byte_perm(word, table, 0x7604U | static_cast<uint32_t>(byte << 4))));
+  return values;
+}
+
 template <class T, int kTokens>
-__global__ void __launch_bounds__(kWideThreads, 1) wide_rows(const __grid_constant__ Work work) {
+__global__ void __launch_bounds__(kAllThreads, 1) wide_rows(const __grid_constant__ Work work) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere it is never launched
   using Shape = Wide<kTokens>;
   constexpr int kTiles = kTokens / 8;
   extern __shared__ __align__(1024) unsigned char shared[];
-  unsigned char* const table = shared;
-  unsigned char* const ring = shared + kWideTable;
-  unsigned char* const scale_ring = ring + Shape::kRing * Shape::kBytesEach;
+  unsigned char* const scale_ring = shared;
   float* const map = reinterpret_cast<float*>(scale_ring + kScaleRing * kScales);
-  auto* const arrivals = reinterpret_cast<uint64_t*>(map + 256);  // of x, in each slot of the ring
+  auto* const arrivals = reinterpret_cast<uint64_t*>(map + 256);  // in each slot of the ring
+  uint64_t* const ends = arrivals + Shape::kRing;                 // of what read it
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, g = lane / 4, t = lane % 4;
   const int row = thread / 32 * 16 + g;  // of the strip; the lane has that and the 8th after it
-  const Extent extent(work, kTokens, static_cast<unsigned>(work.splits));
-  const uint32_t codes_to =
-      shared_address(ring) +
-      static_cast<uint32_t>(thread / 4 * (kDeep / 2) + ((thread % 4 / 2) ^ (thread / 8 % 2)) * 32 + thread % 2 * 16);
-  const uint32_t scales_to = shared_address(scale_ring) + static_cast<uint32_t>(thread) * (work.nested ? 4U : 16U);
+  const Extent extent(work, static_cast<unsigned>(work.splits));
   const uint32_t first = extent.first_of(blockIdx.x), end = extent.first_of(blockIdx.x + 1);
-
-  const uint32_t begin = first / extent.units;
-  Asking asking = asking_of<kTokens>(work, begin, (first - begin * extent.units) * 2, static_cast<int>(end - first) * 2);
-  {
-    Asking of_codes = asking;
-    for (int i = 0; i < Shape::kAhead; ++i) {
-      ask_codes(work, of_codes, codes_to + i * Shape::kBytesEach, scales_to);
-      advance<kTokens>(work, of_codes);
-    }
+  if (thread < Shape::kRing) {
+    prepare_arrival(arrivals + thread, 2 * kCopyThreads + 1);  // each thread's copies, its scales, and x
+    prepare_arrival(ends + thread, kWideWarps);
   }
-  if (thread < Shape::kRing) prepare_arrival(arrivals + thread);
-  fill_wide<T>(table, work.nf4);
-  if (thread < 256) map[thread] = __ldg(kDeviceSignedMap.values + thread);
   __syncthreads();
-  wait_for_earlier_kernels();
-  for (int i = 0; i < Shape::kAhead; ++i) {
-    if (thread == 0) ask_x<kTokens>(asking, ring + i * Shape::kBytesEach, arrivals + i);
-    advance<kTokens>(work, asking);
+  if (thread >= kWideThreads) {
+    keep_registers<kTokens <= 64 ? 56 : 32>();
+    copy_stages<kTokens>(work, extent, first, end, shared, scale_ring, map, arrivals, ends);
+    return;
   }
+  take_registers<kTokens <= 64 ? 104 : 112>();
+  fill_values(shared + (kTable - kSystem), work.nf4);
+  meet<1, kWideThreads>();
+  wait_for_earlier_kernels();
 
-  float sums[kTiles][4] = {}, part[kTiles][4] = {};
-  float before[2] = {};  // scales of what is in `part`
-  const auto take = [&] {
-    wait_for_products(part);
-#pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-      sums[j][0] += part[j][0] * before[0], sums[j][1] += part[j][1] * before[0];
-      sums[j][2] += part[j][2] * before[1], sums[j][3] += part[j][3] * before[1];
-    }
-  };
-  const uint32_t lane_bytes = static_cast<uint32_t>(lane) * 4U;
-  int slot = 0, asked = Shape::kAhead;
+  float sums[kTiles][4] = {};
+  uint32_t a[2][Shape::kSteps][4];  // of the last two parts, of each step: rows g and g + 8 at its first bytes, then at its others
+  const uint32_t table = static_cast<uint32_t>(kTable) + static_cast<uint32_t>(lane) * 8U;
+  int slot = 0, last_slot = -1;
   uint32_t turn = 0;  // of the ring
   for (uint32_t unit = first; unit < end;) {
-    const uint32_t strip_tile = unit / extent.units, strip = strip_tile / extent.tiles;
-    const uint32_t strip_end = min((strip_tile + 1) * extent.units, end);
+    const uint32_t strip = unit / extent.units;
+    const uint32_t strip_end = min((strip + 1) * extent.units, end);
     const int own = weight_of(work, strip);
-    const bool is_first = unit == strip_tile * extent.units;
-    const float offset = work.nested ? __ldg(work.asked.weights[own].nested_offset) : 0.0F;
+    const bool is_first = unit == strip * extent.units;
     for (; unit < strip_end; ++unit) {
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
-        wait_groups<Shape::kAhead - 1>();
-        __syncthreads();  // of all threads' copies; and the slot that is asked for next was read by all
-        ask_codes(work, asking, codes_to + asked * Shape::kBytesEach, scales_to);
-        if (thread == 0) ask_x<kTokens>(asking, ring + asked * Shape::kBytesEach, arrivals + asked);
-        advance<kTokens>(work, asking);
-        asked = asked + 1 == Shape::kRing ? 0 : asked + 1;
-        const unsigned char* const here = ring + slot * Shape::kBytesEach;
+        const unsigned char* const here = shared + Shape::place_of(slot);
         wait_for_arrival(arrivals + slot, turn);
-        slot = slot + 1 == Shape::kRing ? 0 : slot + 1;
-        turn ^= slot == 0 ? 1U : 0U;
-        const unsigned char* const own_scales = scale_ring + (end - unit) % kScaleRing * kScales;
-        float scales[2][2];  // [block][row]
+        const auto* const own_scales =
+            reinterpret_cast<const float2*>(scale_ring + (unit - first) % kScaleRing * kScales + row * 16 + half * 8);
+        const float2 scales[2] = {own_scales[0], own_scales[16]};  // of the rows, of 64 k each
+        uint2 codes[2];                                            // of 64 k, of each row
+        float2 values[2][Shape::kSteps * 2];
+        const auto look_up = [&](int part) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (work.nested) {
-            const uint32_t codes = *reinterpret_cast<const uint16_t*>(own_scales + (row + i * 8) * 4 + half * 2);
-            const float outer = *reinterpret_cast<const float*>(own_scales + (kHeight + row + i * 8) * 4);
-            scales[0][i] = decode_scale_rn(map[codes & 255U], outer, offset);
-            scales[1][i] = decode_scale_rn(map[codes >> 8U], outer, offset);
-          } else {
-            const float2 both = *reinterpret_cast<const float2*>(own_scales + (row + i * 8) * 16 + half * 8);
-            scales[0][i] = both.x, scales[1][i] = both.y;
+          for (int i = 0; i < Shape::kSteps * 2; ++i) {
+            const int pair = part * Shape::kSteps * 2 + i;  // of the 16 in 128 k
+#pragma unroll
+            for (int low = 0; low < 2; ++low) {
+              if (pair % 8 == 0)
+                codes[low] = *reinterpret_cast<const uint2*>(here + (row + low * 8) * (kDeep / 2) +
+                                                             (pair / 8 ^ ((row >> 1) & 1)) * 32 + t * 8);
+              values[low][i] = values_of(table, pair % 8 < 4 ? codes[low].x : codes[low].y, pair % 4);
+            }
           }
-        }
+        };
+        look_up(0);
 #pragma unroll
-        for (int block = 0; block < 2; ++block) {
-          uint2 codes[2];
+        for (int part = 0; part < 8 / Shape::kSteps; ++part) {
+          uint32_t(&own_a)[Shape::kSteps][4] = a[part % 2];
+          wait_for_products<1>(own_a);  // of the part before the last, which read them
+          if (part == 1 && last_slot >= 0 && lane == 0) arrive(ends + last_slot);
+          const int block = part * Shape::kSteps / 4;
 #pragma unroll
-          for (int i = 0; i < 2; ++i)
-            codes[i] =
-                *reinterpret_cast<const uint2*>(here + (row + i * 8) * (kDeep / 2) + (block ^ ((row >> 1) & 1)) * 32 + t * 8);
-          take();
-          uint32_t pairs[2][8], a[16];  // a: of a step of 16 k the rows g and g + 8 at its first bytes, then at its others
-          wide_pairs(table, codes[0], lane_bytes, pairs[0]);
-          wide_pairs(table, codes[1], lane_bytes, pairs[1]);
+          for (int i = 0; i < Shape::kSteps * 2; ++i)
 #pragma unroll
-          for (int i = 0; i < 16; ++i) a[i] = pairs[i % 2][i / 2];
-          before[0] = scales[block][0], before[1] = scales[block][1];
-          begin_products(part, a);
-          const uint64_t x = matrix_of(here + kDeepCodes + block * Shape::kTile);
+            for (int low = 0; low < 2; ++low) {
+              const float scale = block == 0 ? scales[low].x : scales[low].y;
+              own_a[i / 2][i % 2 * 2 + low] = pack_pair<T>(__fmul_rn(values[low][i].x, scale), __fmul_rn(values[low][i].y, scale));
+            }
+          if (part + 1 < 8 / Shape::kSteps) look_up(part + 1);
+          const uint64_t x =
+              matrix_of(here + kDeepCodes + block * Shape::kTile) + static_cast<uint64_t>(part * Shape::kSteps % 4) * 2U;
+          begin_products(sums, own_a);
 #pragma unroll
-          for (int step = 0; step < 4; ++step) {
-            const uint32_t own_a[4] = {a[step * 4], a[step * 4 + 1], a[step * 4 + 2], a[step * 4 + 3]};
-            multiply_wide<T>(part, own_a, x + step * 2U, step > 0);
-          }
+          for (int step = 0; step < Shape::kSteps; ++step)
+            multiply_wide<T>(sums, own_a[step], x + static_cast<uint64_t>(step) * 2U);
           end_products();
         }
+        last_slot = slot;
+        slot = slot + 1 == Shape::kRing ? 0 : slot + 1;
+        turn ^= slot == 0 ? 1U : 0U;
       }
     }
-    take();
-    before[0] = before[1] = 0.0F;
+    wait_for_products<0>(sums);
     const GroupWeight& weight = work.asked.weights[own];
     // [part][token][row of all weights]
     const auto in_weight = static_cast<uint32_t>(strip - work.first_strip[own]) * kHeight + static_cast<uint32_t>(row);
-    const uint32_t token0 = (strip_tile - strip * extent.tiles) * kTokens + static_cast<uint32_t>(t) * 2;
     const auto width = static_cast<uint32_t>(work.first_row[work.asked.count]), m = static_cast<uint32_t>(work.asked.m);
-    if (is_first && weight.b != nullptr) add_adapter<T>(work, weight, in_weight, static_cast<int64_t>(token0) - t * 2, t, g, sums);
+    if (is_first && weight.b != nullptr) add_adapter<T>(work, weight, in_weight, t, g, sums);
     float* to = work.asked.partial + work.first_row[own] + in_weight +
-                (static_cast<int64_t>(blockIdx.x - extent.first_part(strip_tile)) * m + token0) * width;
-    const int rows_left = static_cast<int>(weight.n - in_weight), tokens_left = static_cast<int>(m - token0);
+                (static_cast<int64_t>(blockIdx.x - extent.first_part(strip)) * m + t * 2) * width;
+    const int rows_left = static_cast<int>(weight.n - in_weight), tokens_left = static_cast<int>(m) - t * 2;
 #pragma unroll
     for (int j = 0; j < kTiles; ++j, to += width * 8U)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (i / 2 * 8 < rows_left && j * 8 + i % 2 < tokens_left) to[i / 2 * 8 + i % 2 * width] = sums[j][i];
-        sums[j][i] = part[j][i] = 0.0F;  // of part, as 0 times a NaN is one
+        sums[j][i] = 0.0F;
       }
   }
-  wait_groups<0>();
 #endif
-}
-
-/// y = Σ partial + bias. A CTA has a strip and four rows of x, a thread four rows of W.
-template <class T, int kTokens>
-__global__ void __launch_bounds__(kHeight) finish_wide(const __grid_constant__ Work work) {
-  constexpr int kAtOnce = 4;  // loads that nothing waits for
-  const Extent extent(work, kTokens, static_cast<unsigned>(work.splits));
-  const int own = weight_of(work, blockIdx.x);
-  const auto row = (blockIdx.x - static_cast<uint32_t>(work.first_strip[own])) * kHeight + threadIdx.x % 64U * 4U;
-  const uint32_t token = blockIdx.y * kFinished + threadIdx.x / 64U, column = static_cast<uint32_t>(work.first_row[own]) + row;
-  const auto width = static_cast<uint32_t>(work.first_row[work.asked.count]), m = static_cast<uint32_t>(work.asked.m);
-  const int rows = static_cast<int>(work.asked.weights[own].n) - static_cast<int>(row);
-  wait_for_earlier_kernels();
-  if (token >= m || rows <= 0) return;
-  const auto parts = static_cast<int>(extent.parts(blockIdx.x * extent.tiles + token / kTokens));
-  const float* from = work.asked.partial + static_cast<int64_t>(token) * width + column;
-  const int64_t part_floats = static_cast<int64_t>(m) * width;
-  const bool is_whole = rows >= 4 && (width | column) % 4U == 0U;
-  float sums[4] = {};
-  for (int part = 0; part < parts; part += kAtOnce, from += kAtOnce * part_floats) {
-    float4 found[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float* const at = from + i * part_floats;
-      found[i] = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-      if (part + i >= parts) continue;
-      if (is_whole) {
-        found[i] = *reinterpret_cast<const float4*>(at);
-      } else {
-        found[i].x = at[0];
-        if (rows > 1) found[i].y = at[1];
-        if (rows > 2) found[i].z = at[2];
-        if (rows > 3) found[i].w = at[3];
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) sums[0] += found[i].x, sums[1] += found[i].y, sums[2] += found[i].z, sums[3] += found[i].w;
-  }
-  T* const y = static_cast<T*>(work.asked.y) + token * work.asked.y_stride + column;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i >= rows) break;
-    const float bias = work.asked.bias == nullptr ? 0.0F : to_float(static_cast<const T*>(work.asked.bias)[column + i]);
-    y[i] = from_float<T>(sums[i] + bias);
-  }
 }
 
 /// The most parts that a strip has.
 uint32_t most_parts(const Extent& extent) {
   uint32_t most = 1;
-  for (uint32_t i = 0; i < extent.strips * extent.tiles; ++i) most = std::max(most, extent.parts(i));
+  for (uint32_t i = 0; i < extent.strips; ++i) most = std::max(most, extent.parts(i));
   return most;
 }
-int tokens_of(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : 64; }
+int tokens_of(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128; }
 
 template <class T, int kTokens>
 cudaError_t launch_wide(const GemmFourBitGroup& asked, int multiprocessors, Stream stream) {
@@ -417,15 +337,15 @@ cudaError_t launch_wide(const GemmFourBitGroup& asked, int multiprocessors, Stre
   Work work = work_of(asked, kHeight);
   work.splits = multiprocessors;
   work.laid = reinterpret_cast<unsigned char*>(asked.partial);
-  work.asked.partial += laid_bytes<kTokens>(work) / 4;
-  const int64_t pieces = laid_bytes<kTokens>(work) / 16, of_x = (pieces + kBesideThreads - 1) / kBesideThreads;
+  work.asked.partial += laid_bytes(kTokens, work.asked.k) / 4;
+  const int64_t pieces = laid_bytes(kTokens, work.asked.k) / 16, of_x = (pieces + kBesideThreads - 1) / kBesideThreads;
   const int64_t of_u = (asked.m + kTileTokens - 1) / kTileTokens * ((asked.ranks + kTileRanks - 1) / kTileRanks);
   if (const cudaError_t error =
           launch_early<prepare_wide<T, kTokens>>(dim3(static_cast<unsigned>(of_u + of_x)), kBesideThreads, 0, stream, work);
       error != cudaSuccess)
     return error;
-  const Extent extent(work, kTokens, static_cast<unsigned>(multiprocessors));
-  if (const cudaError_t error = launch_early<wide_rows<T, kTokens>>(dim3(extent.ctas), kWideThreads, kBytes, stream, work);
+  const Extent extent(work, static_cast<unsigned>(multiprocessors));
+  if (const cudaError_t error = launch_early<wide_rows<T, kTokens>>(dim3(extent.ctas), kAllThreads, kBytes, stream, work);
       error != cudaSuccess)
     return error;
   const dim3 rest(extent.strips, static_cast<unsigned>((asked.m + kFinished - 1) / kFinished));
@@ -439,8 +359,10 @@ cudaError_t launch_rows(const GemmFourBitGroup& asked, int multiprocessors, Stre
       return launch_wide<T, 16>(asked, multiprocessors, stream);
     case 32:
       return launch_wide<T, 32>(asked, multiprocessors, stream);
-    default:
+    case 64:
       return launch_wide<T, 64>(asked, multiprocessors, stream);
+    default:
+      return launch_wide<T, 128>(asked, multiprocessors, stream);
   }
 }
 
@@ -451,10 +373,12 @@ bool goes_wide(const GemmFourBitGroup& work) {
   if (work.m <= kFewTokens || make_divisor(work.nested_block_size).shift < 0) return false;
   static std::atomic<signed char> known[64];
   return once_a_device(known, [] {
-    int device = 0, major = 0, minor = 0;
+    int device = 0, major = 0, minor = 0, kept = 0;
     return cudaGetDevice(&device) == cudaSuccess &&
            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 && minor == 0;
+           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&kept, cudaDevAttrReservedSharedMemoryPerBlock, device) == cudaSuccess && major == 9 &&
+           minor == 0 && kept == kSystem;
   });
 #else  // built without code for sm_90
   static_cast<void>(work);
@@ -464,9 +388,8 @@ bool goes_wide(const GemmFourBitGroup& work) {
 
 int64_t wide_rows_floats(const GemmFourBitGroup& asked, int multiprocessors) {
   const Work work = work_of(asked, kHeight);
-  const int tokens = tokens_of(asked.m);
-  const uint32_t parts = most_parts(Extent(work, tokens, static_cast<unsigned>(multiprocessors)));
-  return (asked.m + tokens - 1) / tokens * tokens * asked.k / 2 + parts * asked.m * work.first_row[asked.count];
+  const uint32_t parts = most_parts(Extent(work, static_cast<unsigned>(multiprocessors)));
+  return laid_bytes(tokens_of(asked.m), asked.k) / 4 + parts * asked.m * work.first_row[asked.count];
 }
 
 cudaError_t multiply_wide_rows(const GemmFourBitGroup& work, int multiprocessors, Stream stream) {

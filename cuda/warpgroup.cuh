@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace qlorapp::cuda {
 namespace {
@@ -19,11 +20,39 @@ __device__ __forceinline__ uint64_t matrix_of(const void* place) {
   return (address & 0x3FFFFU) >> 4U | kLeading | kEightRows | kExchanged;
 }
 
-/// A barrier in shared memory for copies of bytes that follow each other, which a single thread asks for. Products see what they wrote.
-__device__ __forceinline__ void prepare_arrival(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))) : "memory");
+/// A warpgroup's registers a thread, of those that the launch gave all: fewer, or more when others keep fewer.
+template <int kCount>
+__device__ __forceinline__ void keep_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+/// Until so many threads, of whole warps, have come to this barrier of the CTA. Barrier 0 is __syncthreads()'s.
+template <int kBarrier, int kThreads>
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+}
+
+/// A barrier in shared memory: each turn of it ends with so many arrivals and all bytes that were asked for. Products see what was copied.
+__device__ __forceinline__ void prepare_arrival(uint64_t* barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "r"(count)
+               : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+               : "memory");
+}
+/// Arrives when the thread's copies (cp.async) are there.
+__device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
+  asm volatile(
+      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+      : "memory");
+}
+/// Bytes that follow each other, which a single thread asks for; it arrives.
 /// @param to, from  at 16 bytes, as `bytes` is.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   const auto own = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
@@ -45,95 +74,82 @@ __device__ __forceinline__ void wait_for_arrival(uint64_t* barrier, uint32_t tur
   }
 }
 
-/// Registers that products will read or write have their values.
-template <int kTiles, int kCount>
-__device__ __forceinline__ void begin_products(float (&sums)[kTiles][4], uint32_t (&a)[kCount]) {
+/// Registers that products read or write have their values here.
+template <int kCount>
+__device__ __forceinline__ void settle(uint32_t (&a)[kCount][4]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
+  for (int j = 0; j < kCount; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[j][i])::"memory");
+}
+template <int kTiles>
+__device__ __forceinline__ void settle(float (&sums)[kTiles][4]) {
 #pragma unroll
   for (int j = 0; j < kTiles; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(sums[j][i])::"memory");
+}
+template <int kTiles, int kCount>
+__device__ __forceinline__ void begin_products(float (&sums)[kTiles][4], uint32_t (&a)[kCount][4]) {
+  settle(a);
+  settle(sums);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Until all products have ended.
-template <int kTiles>
-__device__ __forceinline__ void wait_for_products(float (&sums)[kTiles][4]) {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-  for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(sums[j][i])::"memory");
+/// Until at most kLeft of the groups of products that were ended last are running. @param values  of registers that the others read or wrote.
+template <int kLeft, class Values>
+__device__ __forceinline__ void wait_for_products(Values& values) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+  settle(values);
 }
 
-/// sums = [sums +] A·Bᵀ of 16 k. Of lane 4g + t of a warpgroup's warp w: A and sums as of multiply() of tensor_core.cuh, of the rows 16w + g and
+/// sums += A·Bᵀ of 16 k. Of lane 4g + t of a warpgroup's warp w: A and sums as of multiply() of tensor_core.cuh, of the rows 16w + g and
 /// 16w + g + 8; sums[j] are the columns 8j + 2t and 8j + 2t + 1.
-template <class T>
-__device__ __forceinline__ void multiply_wide(float (&d)[2][4], const uint32_t (&a)[4], uint64_t b, bool adds);
-template <class T>
-__device__ __forceinline__ void multiply_wide(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b, bool adds);
-template <class T>
-__device__ __forceinline__ void multiply_wide(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, bool adds);
-template <>
-__device__ __forceinline__ void multiply_wide<__nv_bfloat16>(float (&d)[2][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %13, 0;"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
-}
-template <>
-__device__ __forceinline__ void multiply_wide<__half>(float (&d)[2][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %13, 0;"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
-}
-template <>
-__device__ __forceinline__ void multiply_wide<__nv_bfloat16>(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %21, 0;"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
-      "%15}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
-}
-template <>
-__device__ __forceinline__ void multiply_wide<__half>(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %21, 0;"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "{%16, %17, %18, %19}, %20, p, 1, 1, 0;}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
-}
-template <>
-__device__ __forceinline__ void multiply_wide<__nv_bfloat16>(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %37, 0;"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
-}
-template <>
-__device__ __forceinline__ void multiply_wide<__half>(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %37, 0;"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+template <class T, int kTiles>
+__device__ __forceinline__ void multiply_wide(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(kTiles == 2 || kTiles == 4 || kTiles == 8 || kTiles == 16);
+  // NOLINTBEGIN(cppcoreguidelines-macro-usage): an instruction's text is a literal, and its operands are so many
+#define SUMS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SUMS_16 SUMS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS_32 SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_64                                                                                                                \
+  SUMS_32                                                                                                                      \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
+  "%56, "                                                                                                                      \
+  "%57, %58, %59, %60, %61, %62, %63"
+#define TILE(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define TILES_2 TILE(0), TILE(1)
+#define TILES_4 TILES_2, TILE(2), TILE(3)
+#define TILES_8 TILES_4, TILE(4), TILE(5), TILE(6), TILE(7)
+#define TILES_16 TILES_8, TILE(8), TILE(9), TILE(10), TILE(11), TILE(12), TILE(13), TILE(14), TILE(15)
+#define PRODUCT(columns, type, sums, operands, ...)                                                                  \
+  asm volatile(                                                                                                      \
+      "{.reg .pred p; setp.eq.b32 p, 0, 0;"                                                                          \
+      "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" sums "}, " operands ", p, 1, 1, 0;}" \
+      : __VA_ARGS__                                                                                                  \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define PRODUCT_OF(type)                                                                              \
+  if constexpr (kTiles == 2) PRODUCT("16", type, SUMS_8, "{%8, %9, %10, %11}, %12", TILES_2);         \
+  else if constexpr (kTiles == 4) PRODUCT("32", type, SUMS_16, "{%16, %17, %18, %19}, %20", TILES_4); \
+  else if constexpr (kTiles == 8) PRODUCT("64", type, SUMS_32, "{%32, %33, %34, %35}, %36", TILES_8); \
+  else PRODUCT("128", type, SUMS_64, "{%64, %65, %66, %67}, %68", TILES_16)
+  if constexpr (std::is_same_v<T, __half>) {
+    PRODUCT_OF("f16");
+  } else {
+    PRODUCT_OF("bf16");
+  }
+#undef PRODUCT_OF
+#undef PRODUCT
+#undef TILES_16
+#undef TILES_8
+#undef TILES_4
+#undef TILES_2
+#undef TILE
+#undef SUMS_64
+#undef SUMS_32
+#undef SUMS_16
+#undef SUMS_8
+  // NOLINTEND(cppcoreguidelines-macro-usage)
 }
 
 #endif
