@@ -5,8 +5,9 @@
         [--peer] [--python]
 
 NF4 with double quantization, bf16, random weights at the model's shape; r = 16 on all linear layers. A step's time is that of --new tokens less
-that of half as many, over the rest: prompts are not in it, nor the steps of rows that entered while others waited. Medians of three. --python:
-through transformers' generate as well. --peer: transformers over bitsandbytes' layers in the same process.
+that of half as many, over the rest: prompts are not in it, nor the steps of rows that entered while others waited. What half as many take beside their
+steps is the prompts' time; "forward" is a pass without a cache over up to 8 of the same prompts. Medians of three. --python: through transformers'
+generate as well. --peer: transformers over bitsandbytes' layers in the same process.
 """
 
 import argparse
@@ -63,14 +64,23 @@ def main():
 
     def report(who, adapters, batch, run):
         half = given.new // 2
-        step = (seconds(lambda: run(given.new)) - seconds(lambda: run(half))) / (given.new - half)
+        short = seconds(lambda: run(half))
+        step = (seconds(lambda: run(given.new)) - short) / (given.new - half)
         line = {
             "who": who,
             "adapters": adapters,
             "batch": batch,
             "tokens_s": round(batch / step),
             "step_ms": round(1e3 * step, 2),
+            "prompt_tokens_s": round(batch * given.prompt / (short - half * step)),
         }
+        print(json.dumps(line), flush=True)
+
+    def report_forward(model, adapters, batch):
+        ids = ids_of(batch, model.config.vocab_size).cuda()
+        with torch.no_grad():
+            took = seconds(lambda: model(input_ids=ids, logits_to_keep=1, use_cache=False))
+        line = {"who": "forward", "adapters": adapters, "batch": batch, "prompt_tokens_s": round(ids.numel() / took)}
         print(json.dumps(line), flush=True)
 
     def of_generate(model, batch):
@@ -94,6 +104,7 @@ def main():
             with torch.no_grad():
                 model(input_ids=torch.tensor([[5]], device="cuda"))
             assert core.has_adapters == (adapters != "none")
+            report_forward(model, adapters, min(8, max(given.batches)))
             for batch in given.batches:
                 prompts = ids_of(batch, model.config.vocab_size).tolist()
                 report(
