@@ -3,11 +3,11 @@
 /// memory and W in registers.
 ///
 /// One CTA stays on each multiprocessor and has an even part of all k of all strips of 256 rows of W, one after the other. A strip that has several
-/// CTAs gets their sums from a second kernel, in their order. A warpgroup has 64 rows of the strip and up to 128 rows of x; one more copies what
+/// CTAs gets their sums from the kernel behind it, in their order. A warpgroup has 64 rows of the strip and up to 128 rows of x; one more copies what
 /// the four multiply, and is a ring of stages ahead.
 ///
 /// A warp's lane reads 16 codes that follow each other, of which a product of 16 k wants four: so x is laid down in that order of k. W is what a
-/// dequantized weight has, scaled in fp32 and rounded once; the next 64 k are formed while the tensor cores multiply the last.
+/// dequantized weight has, scaled in fp32 and rounded once; the next 32 k (of many rows of x: 16) are formed while the tensor cores multiply the last.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -25,8 +25,8 @@ constexpr int kDeepCodes = kHeight * kDeep / 2;
 constexpr int kScales = kHeight * 16, kScaleRing = 3;
 /// Shared memory is what a multiprocessor of sm_90 has, behind what the system keeps. The table of values is at kTable, so that an offset in it and its
 /// own place are put together by one permutation; the ring's slots lie in front of it and behind it.
-constexpr int kSystem = 1024, kAll = 232448 + kSystem, kTable = 65536, kFront = kSystem + kScaleRing * kScales + 2048;
-static_assert(kFront % 1024 == 0);
+constexpr int kSystem = 1024, kMost = 232448, kTable = 65536, kFront = kSystem + kScaleRing * kScales + 2048;
+static_assert(kFront % 1024 == 0 && kTable % 65536 == 0);
 
 template <int kTokens>
 struct Wide {
@@ -37,8 +37,12 @@ struct Wide {
   static constexpr int kSlotsInFront = (kTable - kFront) / kBytesEach;
   static constexpr int kSteps = kTokens <= 64 ? 2 : 1;  ///< Of 16 k, whose W is formed at a time.
   static constexpr int kBytes = kTable + kWideTable + (kRing - kSlotsInFront) * kBytesEach - kSystem;
-  static_assert(kBytes + kSystem <= kAll && kSlotsInFront < kRing);
-  /// From the begin of shared memory.
+  static_assert(kBytes <= kMost && kSlotsInFront < kRing);
+  static_assert(2 * kScaleRing > kRing);  // a unit's scales are replaced when its stages were read
+  /// Registers of a thread that multiplies, and of one that copies; the launch gives each as many.
+  static constexpr int kOfProducts = kTokens <= 64 ? 104 : 112, kOfCopies = kTokens <= 64 ? 56 : 32;
+  static constexpr int kRegisters = kOfProducts * kWideThreads + kOfCopies * kCopyThreads;
+  /// From the begin of dynamic shared memory.
   static __device__ __forceinline__ int place_of(int slot) {
     return slot < kSlotsInFront ? kFront - kSystem + slot * kBytesEach
                                 : kTable + kWideTable - kSystem + (slot - kSlotsInFront) * kBytesEach;
@@ -80,7 +84,8 @@ __device__ __forceinline__ NestedScales nested_scales_of(const Work& work, const
   return found;
 }
 
-/// The copying warpgroup. A thread has 16 bytes of every 32nd row of codes and the scales of every 128th row. Rows of codes that W has not are left
+/// The copying warpgroup. It reads weights before earlier kernels have ended: prepare_wide(), in front, has waited for those that could have written
+/// them before it let this one begin. A thread has 16 bytes of every 32nd row of codes and the scales of every 128th row. Rows of codes that W has not are left
 /// as they are: only results that are not stored depend on them.
 /// @param arrivals  of each slot of the ring: it is full.  @param ends  it was read.
 template <int kTokens>
@@ -93,10 +98,7 @@ __device__ __forceinline__ void copy_stages(const Work& work, const Extent& exte
   const uint32_t codes_to =
       shared_address(shared) +
       static_cast<uint32_t>(own_row * (kDeep / 2) + ((thread % 4 / 2) ^ (own_row / 2 % 2)) * 32 + thread % 2 * 16);
-  const auto ask_x = [&](int stage) {
-    const uint32_t unit = first + static_cast<uint32_t>(stage) / 2U, strip = unit / extent.units;
-    const uint32_t deep = (unit - strip * extent.units) * 2U + static_cast<uint32_t>(stage) % 2U;
-    const int slot = stage % Shape::kRing;
+  const auto ask_x = [&](int slot, uint32_t deep) {  // a stage's number in its strip
     copy_bytes(shared + Shape::place_of(slot) + kDeepCodes, work.laid + static_cast<int64_t>(deep) * Shape::kX, Shape::kX,
                arrivals + slot);
   };
@@ -146,12 +148,13 @@ __device__ __forceinline__ void copy_stages(const Work& work, const Extent& exte
         }
         arrive_after_copies(arrivals + slot);
         arrive(arrivals + slot);
-        if (stage >= early && thread == 0) ask_x(stage);
+        if (stage >= early && thread == 0) ask_x(slot, (unit - strip * extent.units) * 2U + static_cast<uint32_t>(half));
         if (stage == early - 1) {
           wait_for_earlier_kernels();  // x is theirs
           if (thread == 0) {
 #pragma unroll 1
-            for (int i = 0; i < early; ++i) ask_x(i);
+            for (uint32_t i = 0; i < static_cast<uint32_t>(early); ++i)
+              ask_x(static_cast<int>(i), (first + i / 2U) % extent.units * 2U + i % 2U);
           }
         }
         ++stage;
@@ -160,6 +163,7 @@ __device__ __forceinline__ void copy_stages(const Work& work, const Extent& exte
       }
     }
   }
+  wait_for_copies();
 }
 #endif
 
@@ -225,17 +229,18 @@ __global__ void __launch_bounds__(kAllThreads, 1) wide_rows(const __grid_constan
   const int row = thread / 32 * 16 + g;  // of the strip; the lane has that and the 8th after it
   const Extent extent(work, static_cast<unsigned>(work.splits));
   const uint32_t first = extent.first_of(blockIdx.x), end = extent.first_of(blockIdx.x + 1);
+  if (shared_address(shared) != static_cast<uint32_t>(kSystem)) __trap();  // values would be read beside the table
   if (thread < Shape::kRing) {
     prepare_arrival(arrivals + thread, 2 * kCopyThreads + 1);  // each thread's copies, its scales, and x
     prepare_arrival(ends + thread, kWideWarps);
   }
   __syncthreads();
   if (thread >= kWideThreads) {
-    keep_registers<kTokens <= 64 ? 56 : 32>();
+    keep_registers<Shape::kOfCopies>();
     copy_stages<kTokens>(work, extent, first, end, shared, scale_ring, map, arrivals, ends);
     return;
   }
-  take_registers<kTokens <= 64 ? 104 : 112>();
+  take_registers<Shape::kOfProducts>();
   fill_values(shared + (kTable - kSystem), work.nf4);
   meet<1, kWideThreads>();
   wait_for_earlier_kernels();
@@ -302,6 +307,8 @@ __global__ void __launch_bounds__(kAllThreads, 1) wide_rows(const __grid_constan
       }
     }
     wait_for_products<0>(sums);
+    if (lane == 0) arrive(ends + last_slot);  // before the sums are stored, which takes time
+    last_slot = -1;
     const GroupWeight& weight = work.asked.weights[own];
     // [part][token][row of all weights]
     const auto in_weight = static_cast<uint32_t>(strip - work.first_strip[own]) * kHeight + static_cast<uint32_t>(row);
@@ -332,8 +339,14 @@ int tokens_of(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 1
 template <class T, int kTokens>
 cudaError_t launch_wide(const GemmFourBitGroup& asked, int multiprocessors, Stream stream) {
   static std::atomic<signed char> known[64];
-  constexpr int kBytes = Wide<kTokens>::kBytes;
-  if (const cudaError_t error = allow(wide_rows<T, kTokens>, kBytes, known); error != cudaSuccess) return error;
+  using Shape = Wide<kTokens>;
+  const bool fits = once_a_device(known, [] {
+    const auto kernel = wide_rows<T, kTokens>;
+    cudaFuncAttributes has{};
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes) == cudaSuccess &&
+           cudaFuncGetAttributes(&has, kernel) == cudaSuccess && has.numRegs * kAllThreads >= Shape::kRegisters;
+  });
+  if (!fits) return cudaErrorLaunchOutOfResources;
   Work work = work_of(asked, kHeight);
   work.splits = multiprocessors;
   work.laid = reinterpret_cast<unsigned char*>(asked.partial);
@@ -345,7 +358,7 @@ cudaError_t launch_wide(const GemmFourBitGroup& asked, int multiprocessors, Stre
       error != cudaSuccess)
     return error;
   const Extent extent(work, static_cast<unsigned>(multiprocessors));
-  if (const cudaError_t error = launch_early<wide_rows<T, kTokens>>(dim3(extent.ctas), kAllThreads, kBytes, stream, work);
+  if (const cudaError_t error = launch_early<wide_rows<T, kTokens>>(dim3(extent.ctas), kAllThreads, Shape::kBytes, stream, work);
       error != cudaSuccess)
     return error;
   const dim3 rest(extent.strips, static_cast<unsigned>((asked.m + kFinished - 1) / kFinished));

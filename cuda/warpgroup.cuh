@@ -36,7 +36,7 @@ __device__ __forceinline__ void meet() {
   asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
 }
 
-/// A barrier in shared memory: each turn of it ends with so many arrivals and all bytes that were asked for. Products see what was copied.
+/// A barrier in shared memory: each turn of it ends with so many arrivals and all bytes that were asked for.
 __device__ __forceinline__ void prepare_arrival(uint64_t* barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "r"(count)
                : "memory");
@@ -52,7 +52,8 @@ __device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
       "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
       : "memory");
 }
-/// Bytes that follow each other, which a single thread asks for; it arrives.
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+/// Bytes that follow each other, which a single thread asks for; it arrives. Products see what was copied so.
 /// @param to, from  at 16 bytes, as `bytes` is.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   const auto own = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));

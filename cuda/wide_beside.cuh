@@ -4,7 +4,8 @@
 
 #include <cstdint>
 
-#include "few_rows.cuh"
+#include "group_work.cuh"
+#include "tensor_core.cuh"
 
 namespace qlorapp::cuda {
 namespace {

@@ -98,10 +98,12 @@ TEST_CASE("products of a group read weights and adapters and write y, and nothin
             work.type = type, work.m = m, work.k = k;
             if (work.ranks > 0) work.a = a.data(), work.u = u.at<void>(), work.counters = counters.at<unsigned>();
             if (m % 2 == 0) work.bias = bias.at<void>();
-            const Memory partial(cuda::gemm_4bit_group_floats(work, multiprocessors()) * 4);
-            work.partial = partial.at<float>();
-            check(cuda::gemm_4bit_group(work, multiprocessors(), nullptr));
-            REQUIRE(y.wrote_only_its_rows());
+            for (const int of : {1, 3, multiprocessors()}) {  // of few, each takes many strips and stages
+              const Memory partial(cuda::gemm_4bit_group_floats(work, of) * 4);
+              work.partial = partial.at<float>();
+              check(cuda::gemm_4bit_group(work, of, nullptr));
+              REQUIRE(y.wrote_only_its_rows());
+            }
           }
         }
       }

@@ -208,28 +208,34 @@ def test_other_families_take_the_same_way(architecture, tmp_path):
     assert ((best - chosen) < 0.02 * whole.std()).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("columns", [256, 1024, 4352])
-@pytest.mark.parametrize("heights", [(64,), (200, 40, 40), (1000, 17), (512, 256, 256, 300)])
-@pytest.mark.parametrize("rank", [0, 2, 16, 40])
-@pytest.mark.parametrize("nested", [True, False])
-def test_products_of_a_group(dtype, columns, heights, rank, nested):
+def check_products(dtype, columns, heights, rank, quantizer, nested_block, rows):
+    """Of a group of layers, beside products in double precision."""
     torch.manual_seed(columns + rank)
-    quantizer = _C.Quantizer(double_quant=nested, block_size=64)
     weights = [quantizer.quantize(torch.randn(height, columns, device="cuda") / columns**0.5) for height in heights]
     dense = [quantizer.dequantize(weight, torch.float32).double() for weight in weights]
+    nested = weights[0].nested_absmax is not None
     lists = [[getattr(weight, name) for weight in weights] for name in ("packed", "absmax")]
     lists += [[getattr(weight, name) for weight in weights] if nested else [] for name in ("nested_absmax", "nested_offset")]
     b = [torch.randn(height, rank if i != 1 else 0, device="cuda", dtype=dtype) / 8 for i, height in enumerate(heights)]
     scaling = [0.5 + i for i in range(len(heights))]
-    for rows in (1, 3, 8, 9, 16, 17, 40, 64, 65, 128):
-        x = torch.randn(rows, columns + 8, device="cuda", dtype=dtype)[:, :columns]
+    for count in rows:
+        x = torch.randn(count, columns + 8, device="cuda", dtype=dtype)[:, :columns]
         a = torch.randn(sum(each.shape[1] for each in b), columns, device="cuda", dtype=dtype) / columns**0.5
         u = (x.double() @ a.double().T).to(dtype)
-        bias = torch.randn(sum(heights), device="cuda", dtype=dtype) if rows % 2 else None
-        y = torch.full((rows, sum(heights) + 8), 7.0, device="cuda", dtype=dtype)
+        bias = torch.randn(sum(heights), device="cuda", dtype=dtype) if count % 2 else None
+        y = torch.full((count, sum(heights) + 8), 7.0, device="cuda", dtype=dtype)
         torch.ops.qlorapp.linear_4bit_group_(
-            y[:, 4:-4], x, *lists, list(heights), 64, 256, "nf4", bias, a if len(a) else None, b, scaling
+            y[:, 4:-4],
+            x,
+            *lists,
+            list(heights),
+            64,
+            nested_block,
+            weights[0].quant_type,
+            bias,
+            a if len(a) else None,
+            b,
+            scaling,
         )
         parts, sizes, column = [], [], 0
         for weight, own, factor in zip(dense, b, scaling, strict=True):
@@ -242,12 +248,33 @@ def test_products_of_a_group(dtype, columns, heights, rank, nested):
             exact += bias.double()
         unit = 2.0**-11 if dtype == torch.float16 else 2.0**-8
         error = (y[:, 4:-4].double() - exact).abs()
-        assert (error <= unit * (size + exact.abs()) + 1e-5).all(), (rows, error.max())
+        assert (error <= unit * (size + exact.abs()) + 1e-5).all(), (count, error.max())
         assert error.mean() < 0.1 * unit * size.mean()
-        if rows > 8 and rank == 0:  # W has a dequantized weight's bits: only y's own rounding is left
+        if count > 8 and rank == 0:  # W has a dequantized weight's bits: only y's own rounding is left
             exact = torch.cat([x.double() @ quantizer.dequantize(weight, dtype).double().T for weight in weights], 1)
             if bias is not None:
                 exact += bias.double()
             error = y[:, 4:-4].double() - exact
             assert error.square().mean().sqrt() < 0.5 * unit * exact.square().mean().sqrt()
         assert (y[:, :4] == 7).all() and (y[:, -4:] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("columns", [256, 1024, 4352])
+@pytest.mark.parametrize("heights", [(64,), (200, 40, 40), (1000, 17), (512, 256, 256, 300)])
+@pytest.mark.parametrize("rank", [0, 2, 16, 40])
+@pytest.mark.parametrize("nested", [True, False])
+def test_products_of_a_group(dtype, columns, heights, rank, nested):
+    quantizer = _C.Quantizer(double_quant=nested, block_size=64)
+    check_products(dtype, columns, heights, rank, quantizer, 256, (1, 3, 8, 9, 16, 17, 40, 64, 65, 128))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("columns, heights", [(4096, (14336, 14336)), (14336, (4096,)), (3072, (8000, 3000))])
+@pytest.mark.parametrize("rank", [0, 16])
+@pytest.mark.parametrize("quant_type, nested_block", [("nf4", 256), ("fp4", 64), ("nf4", 1024)])
+def test_each_multiprocessor_takes_many_stages_and_rows_of_several_strips(
+    dtype, columns, heights, rank, quant_type, nested_block
+):
+    quantizer = _C.Quantizer(quant_type=quant_type, double_quant=True, block_size=64, nested_block_size=nested_block)
+    check_products(dtype, columns, heights, rank, quantizer, nested_block, (5, 9, 31, 64, 127))
