@@ -12,7 +12,6 @@
 #include "nn/decoder.hpp"
 #include "ops/device_memory.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/train/comparison.hpp"
 #include "stop_signals.hpp"
 #include "train/comparison_svg.hpp"
 #include "train/run_report.hpp"
@@ -41,6 +40,10 @@ void AnswerReport::add_to(TrainerCallbacks& callbacks, const TrainingArguments& 
       if (told) told(event, state, control);
     };
   }
+  callbacks.on_evaluate = [this, told = std::move(callbacks.on_evaluate)](const LogRecord& metrics, TrainerControl& control) {
+    last_of(trainer_->state().global_step).eval_loss = metrics.number("eval_loss");
+    if (told) told(metrics, control);
+  };
   if (args.eval_generate.value_or(0) == 0) return;
   if (model_.decoder().is_sharded()) {
     log_info("eval_generate: no answers, as the base is divided over several processes (base_sharding)");
@@ -70,6 +73,17 @@ AnswerOptions AnswerReport::options() const {
   return options;
 }
 
+RunScore& AnswerReport::last_of(int64_t step) {
+  if (std::exchange(last_step_, step) != step) last_ = {};
+  return last_;
+}
+
+RunScore AnswerReport::known() const {
+  const TrainState& state = trainer_->state();
+  const bool is_best = trainer_->args().load_best_model_at_end && state.best_global_step;
+  return last_step_ == (is_best ? *state.best_global_step : state.global_step) ? last_ : RunScore();
+}
+
 std::vector<HeldOutQuestion> AnswerReport::questions(int64_t count, const AnswerOptions& options) const {
   return choose_questions(eval_rows_, count, options.eos_token_ids, model_.config().max_position_embeddings);
 }
@@ -88,6 +102,8 @@ void AnswerReport::answer(LogRecord& metrics, const TrainState& state) try {
   const auto share = [&](int64_t count) { return static_cast<double>(count) / static_cast<double>(asked.size()); };
   metrics.set("eval_exact_match", share(answers->exact_matches()));
   metrics.set("eval_stopped", share(answers->stopped()));
+  RunScore& last = last_of(state.global_step);
+  last.exact_matches = answers->exact_matches(), last.stopped = answers->stopped();
   if (file_) file_->add(state.global_step, answers->lines(state.global_step));
 } catch (const std::exception& error) {
   leave_out(model_, message("the answers of step {} are left out", state.global_step), error);
@@ -106,7 +122,8 @@ std::vector<std::string> AnswerReport::compare() try {
                               .after_each_batch = {}},
                      .questions = {},
                      .answers = options(),
-                     .neutral_ids = {}};
+                     .neutral_ids = {},
+                     .known = known()};
   how.questions = questions(args.eval_generate.value_or(kAnswersAtEnd), how.answers);
   if (tools_.has_tokenizer()) how.neutral_ids = tools_.encode(neutral_text(), /*add_special_tokens=*/true).ids;
   if (model_.adapters().changed_base()) {

@@ -9,6 +9,7 @@
 
 #include "folder_text.hpp"
 #include "qlorapp/train/answer_rows.hpp"
+#include "qlorapp/train/comparison.hpp"
 #include "qlorapp/train/trainer.hpp"
 #include "train/answer_file.hpp"
 
@@ -34,7 +35,10 @@ class AnswerReport {
  private:
   void begin(const std::string& folder, std::optional<int64_t> resumed_at);
   void answer(LogRecord& metrics, const TrainState& state);
+  RunScore& last_of(int64_t step);
   [[nodiscard]] AnswerOptions options() const;
+  /// What the last evaluation measured of the adapter as it is now.
+  [[nodiscard]] RunScore known() const;
   [[nodiscard]] std::vector<HeldOutQuestion> questions(int64_t count, const AnswerOptions& options) const;
 
   CausalLM& model_;
@@ -42,6 +46,8 @@ class AnswerReport {
   const std::vector<Example>& eval_rows_;
   const Trainer* trainer_ = nullptr;
   std::optional<AnswerFile> file_;
+  RunScore last_;  ///< Of the evaluation at last_step_.
+  int64_t last_step_ = -1;
   bool writes_, is_alone_, has_said_ = false;
 };
 

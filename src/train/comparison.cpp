@@ -27,10 +27,10 @@ class AdaptersOff {
   CausalLM& model_;
 };
 
-RunScore score(CausalLM& model, const std::vector<Example>& eval_rows, const CompareOptions& options) {
+/// @param found  what is known of it.
+RunScore score(CausalLM& model, const std::vector<Example>& eval_rows, const CompareOptions& options, RunScore found) {
   const auto& stop_now = options.answers.stop_now;
-  RunScore found;
-  if (!eval_rows.empty()) {
+  if (!eval_rows.empty() && !found.eval_loss) {
     EvalOptions eval = options.eval;
     eval.after_each_batch = [&] {
       if (stop_now && stop_now()) throw Stopped();
@@ -38,14 +38,14 @@ RunScore score(CausalLM& model, const std::vector<Example>& eval_rows, const Com
     };
     found.eval_loss = evaluate(model, eval_rows, eval).mean_of_batches;
   }
-  if (options.neutral_ids.size() >= 2) {
+  if (options.neutral_ids.size() >= 2 && !found.neutral_loss) {
     const size_t most = std::min(options.neutral_ids.size(), static_cast<size_t>(model.config().max_position_embeddings));
     Example neutral;
     neutral.input_ids.assign(options.neutral_ids.begin(), options.neutral_ids.begin() + static_cast<std::ptrdiff_t>(most));
     neutral.labels = neutral.input_ids;
     found.neutral_loss = evaluate(model, {neutral}, {.batch_size = 1, .after_each_batch = {}}).token_weighted;
   }
-  if (!options.questions.empty()) {
+  if (!options.questions.empty() && !(found.exact_matches && found.stopped)) {
     const std::optional<Answers> answers = answer_rows(model, options.questions, options.answers);
     if (!answers) throw Stopped();
     found.exact_matches = answers->exact_matches();
@@ -119,10 +119,10 @@ std::optional<Comparison> compare_with_base(CausalLM& model, const std::vector<E
   result.eval_rows = std::ssize(eval_rows);
   result.answers = std::ssize(options.questions);
   try {
-    result.adapter = score(model, eval_rows, options);
+    result.adapter = score(model, eval_rows, options, options.known);
     if (!model.adapters().changed_base()) {
       const AdaptersOff base_alone(model);
-      result.base = score(model, eval_rows, options);
+      result.base = score(model, eval_rows, options, {});
     }
   } catch (const Stopped&) { return std::nullopt; }
   if (result.adapter.neutral_loss)

@@ -143,6 +143,15 @@ TEST_CASE("base and adapter are compared on the same rows, and the adapter is in
   CHECK(found->to_json()["answers"] == 2);
   CHECK(found->table().size() == 5);
   CHECK(comparison_svg(*found).find("held-out loss, 4 rows") != std::string::npos);
+  options.known = {.eval_loss = 1.5, .neutral_loss = {}, .exact_matches = 2, .stopped = 1};
+  const std::optional<Comparison> known = compare_with_base(model, rows, options);
+  REQUIRE(known);
+  CHECK(*known->adapter.eval_loss == 1.5);
+  CHECK(*known->adapter.exact_matches == 2);
+  CHECK(known->adapter.neutral_loss == found->adapter.neutral_loss);
+  CHECK(known->base->eval_loss == found->base->eval_loss);
+  CHECK(known->base->exact_matches == found->base->exact_matches);
+  options.known = {};
   options.answers.stop_now = [] { return true; };
   CHECK(!compare_with_base(model, rows, options));
   CHECK(model.adapters().in_use());

@@ -46,6 +46,7 @@ struct CompareOptions {
   std::vector<HeldOutQuestion> questions;
   AnswerOptions answers;
   std::vector<TokenId> neutral_ids;  ///< Tokens of neutral_text(); fewer than two: there is no tokenizer.
+  RunScore known = {};               ///< Of the adapter, from the last evaluation: not measured again.
 };
 
 /// @param eval_rows  may be empty.

@@ -50,9 +50,11 @@ class EvalGenerate(transformers.TrainerCallback):
         #: (data set, its rows as tokens and labels)
         self._read: tuple[Any, list[Any]] | None = None
         self._said: set[str] = set()
+        #: Of the last evaluation: step, prefix of its metrics, judged answers and their number.
+        self._last: tuple[int, str, Any, int] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.comparison = self._file = None
+        self.comparison = self._file = self._last = None
         if state.is_world_process_zero:
             os.makedirs(args.output_dir, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
@@ -77,6 +79,7 @@ class EvalGenerate(transformers.TrainerCallback):
             judged, count = self._answers(args, model, processing_class, eval_dataloader)
             if judged is None:
                 return {}
+            self._last = state.global_step, prefix, judged, count
             if self._file is not None:
                 data = prefix.removeprefix("eval").removeprefix("_")
                 self._file.add(state.global_step, judged.lines(state.global_step, data), data)
@@ -102,7 +105,9 @@ class EvalGenerate(transformers.TrainerCallback):
                 self._say("base against adapter: not compared, as the base is divided over several processes")
                 return
             measured: dict[str, int] = {}
-            adapter = self._score(args, model, processing_class, eval_dataloader, measured)
+            last, self._last = self._last, None
+            asked = last[2:] if last and last[:2] == (state.global_step, "eval") and not args.load_best_model_at_end else None
+            adapter = self._score(args, model, processing_class, eval_dataloader, measured, asked)
             base = None
             if not _base_was_changed(model):
                 with model.disable_adapter():
@@ -116,8 +121,16 @@ class EvalGenerate(transformers.TrainerCallback):
                 found.write_svg(str(args.output_dir))
                 print("\n".join(found.table()), flush=True)
 
-    def _score(self, args: Any, model: Any, tokenizer: Any, dataloader: Any, measured: dict[str, int]) -> Score:
-        """measured: gets what was measured on."""
+    def _score(
+        self,
+        args: Any,
+        model: Any,
+        tokenizer: Any,
+        dataloader: Any,
+        measured: dict[str, int],
+        asked: tuple[Any, int] | None = None,
+    ) -> Score:
+        """measured: gets what was measured on. asked: the judged answers, if they are known."""
         score: Score = {}
         held_out = self._rows(dataloader)
         measured.update(eval_rows=len(held_out or ()), answers=0, neutral_tokens=0)
@@ -133,7 +146,7 @@ class EvalGenerate(transformers.TrainerCallback):
                 ids = torch.tensor([tokenizer(_C.neutral_text())["input_ids"][: model.config.max_position_embeddings]])
                 score["neutral_loss"] = _loss(model, {"input_ids": ids, "labels": ids})
                 measured["neutral_tokens"] = ids.numel()
-        judged, count = self._answers(args, model, tokenizer, dataloader)
+        judged, count = asked or self._answers(args, model, tokenizer, dataloader)
         if judged is not None:
             measured["answers"] = count
             score |= {"exact_matches": judged.exact_matches, "stopped": judged.stopped}
