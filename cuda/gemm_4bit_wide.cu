@@ -25,7 +25,7 @@ constexpr int kDeepCodes = kHeight * kDeep / 2;
 constexpr int kScales = kHeight * 16, kScaleRing = 3;
 /// Shared memory is what a multiprocessor of sm_90 has, behind what the system keeps. The table of values is at kTable, so that an offset in it and its
 /// own place are put together by one permutation; the ring's slots lie in front of it and behind it.
-constexpr int kSystem = 1024, kMost = 232448, kTable = 65536, kFront = kSystem + kScaleRing * kScales + 2048;
+constexpr int kSystem = 1024, kTable = 65536, kFront = kSystem + kScaleRing * kScales + 2048;
 static_assert(kFront % 1024 == 0 && kTable % 65536 == 0);
 
 template <int kTokens>
@@ -37,7 +37,7 @@ struct Wide {
   static constexpr int kSlotsInFront = (kTable - kFront) / kBytesEach;
   static constexpr int kSteps = kTokens <= 64 ? 2 : 1;  ///< Of 16 k, whose W is formed at a time.
   static constexpr int kBytes = kTable + kWideTable + (kRing - kSlotsInFront) * kBytesEach - kSystem;
-  static_assert(kBytes <= kMost && kSlotsInFront < kRing);
+  static_assert(kBytes <= kMostShared && kSlotsInFront < kRing);
   static_assert(2 * kScaleRing > kRing);  // a unit's scales are replaced when its stages were read
   /// Registers of a thread that multiplies, and of one that copies; the launch gives each as many.
   static constexpr int kOfProducts = kTokens <= 64 ? 104 : 112, kOfCopies = kTokens <= 64 ? 56 : 32;

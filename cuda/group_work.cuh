@@ -23,6 +23,7 @@ int64_t wide_rows_floats(const GemmFourBitGroup& work, int multiprocessors);
 namespace {
 
 constexpr int kBlock = 64, kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kMostShared = 232448;  ///< Bytes that a CTA can have on sm_90.
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 [[maybe_unused]] __device__ __forceinline__ uint32_t shared_address(const void* place) {

@@ -55,7 +55,7 @@ struct Shared {
   int is_last;
 };
 
-static_assert(sizeof(Shared<4>) <= 232448 && sizeof(Shared<8>) <= 232448);  // of a multiprocessor of sm_90
+static_assert(sizeof(Shared<4>) <= kMostShared && sizeof(Shared<8>) <= kMostShared);
 
 /// Nobody waits longer: a CTA that never comes is an error of this file, which must not hold the device for ever.
 __device__ __forceinline__ void wait_until(const unsigned* counter, unsigned wanted) {

@@ -48,6 +48,12 @@ inline void check(cudaError_t launched) {
   check_launch(cudaDeviceSynchronize());
 }
 
+/// That a CTA can have.
+inline int shared_bytes() {
+  int count = 0;
+  check_launch(cudaDeviceGetAttribute(&count, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+  return count;
+}
 inline int multiprocessors() {
   int count = 0;
   check_launch(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
