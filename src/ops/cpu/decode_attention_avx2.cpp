@@ -7,20 +7,11 @@
 namespace qlorapp::ops::cpu {
 namespace {
 
-struct Heads256 {
-  using Vector = __m256;
-  static constexpr int64_t kLanes = 8;
+struct Heads256 : Vectors256 {
   static constexpr int kWidth = 2;  ///< Registers of a value that are summed at once.
 
-  static Vector zero() { return _mm256_setzero_ps(); }
   [[gnu::always_inline]] static Vector all(float x) { return _mm256_set1_ps(x); }
-  [[gnu::always_inline]] static Vector add(Vector sum, Vector a, Vector b) { return _mm256_fmadd_ps(a, b, sum); }
   [[gnu::always_inline]] static void store(float* to, Vector v) { _mm256_storeu_ps(to, v); }
-  [[gnu::always_inline]] static Vector load(const float* x) { return _mm256_loadu_ps(x); }
-  template <class Value>
-  [[gnu::always_inline]] static Vector load(const Value* x) {
-    return to_floats(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)), Value{});
-  }
   [[gnu::always_inline]] static Vector totals(const Vector (&v)[kLanes]) {
     Vector pairs[4], fours[2];
 #pragma GCC unroll 4

@@ -7,20 +7,11 @@
 namespace qlorapp::ops::cpu {
 namespace {
 
-struct Heads512 {
-  using Vector = __m512;
-  static constexpr int64_t kLanes = 16;
+struct Heads512 : Vectors512 {
   static constexpr int kWidth = 4;  ///< Registers of a value that are summed at once.
 
-  static Vector zero() { return _mm512_setzero_ps(); }
   [[gnu::always_inline]] static Vector all(float x) { return _mm512_set1_ps(x); }
-  [[gnu::always_inline]] static Vector add(Vector sum, Vector a, Vector b) { return _mm512_fmadd_ps(a, b, sum); }
   [[gnu::always_inline]] static void store(float* to, Vector v) { _mm512_storeu_ps(to, v); }
-  [[gnu::always_inline]] static Vector load(const float* x) { return _mm512_loadu_ps(x); }
-  template <class Value>
-  [[gnu::always_inline]] static Vector load(const Value* x) {
-    return to_floats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)), Value{});
-  }
   /// A transposition that adds on the way: of the lanes that two registers' halves bring together one is kept.
   [[gnu::always_inline]] static Vector totals(const Vector (&v)[kLanes]) {
     Vector pairs[8], fours[4], eights[2];

@@ -9,11 +9,9 @@ namespace {
 
 /// Eight floats; a block's values fill two registers, of which the fourth bit of a code chooses.
 template <class Value>
-struct Floats256 {
+struct Floats256 : Vectors256 {
   using Element = float;
-  using Vector = __m256;
-  using Sum = __m256;
-  static constexpr int64_t kLanes = 8;
+  using Sum = Vector;
   static constexpr int rows_at_once(int tokens, bool /*dense*/) { return tokens <= 2 ? 2 : 1; }
 
   struct Levels {
@@ -26,14 +24,11 @@ struct Floats256 {
   static float convert(float value) { return value; }
   static float convert(BFloat16 value) { return to_float(value); }
   static float convert(Float16 value) { return _cvtsh_ss(value.bits); }
-  static Sum zero() { return _mm256_setzero_ps(); }
   static float total(Sum sum) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
   }
-  [[gnu::always_inline]] static Vector load(const float* x) { return _mm256_loadu_ps(x); }
-  [[gnu::always_inline]] static Sum add(Sum sum, Vector weights, Vector x) { return _mm256_fmadd_ps(weights, x, sum); }
   [[gnu::always_inline]] static __m256i bytes(const uint8_t* packed) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed)));
   }
@@ -49,7 +44,7 @@ struct Floats256 {
     return look_up(_mm256_srli_epi32(bytes, 4), _mm256_slli_epi32(bytes, 24), levels);
   }
   [[gnu::always_inline]] static Vector widen(const uint16_t* weights) {
-    return to_floats(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)), Value{});
+    return Vectors256::load(reinterpret_cast<const Value*>(weights));
   }
 };
 

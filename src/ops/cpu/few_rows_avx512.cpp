@@ -9,11 +9,9 @@ namespace {
 
 /// Sixteen floats; a block's values fill one register, whose lookup looks at four bits of its index only.
 template <class Value>
-struct Floats512 {
+struct Floats512 : Vectors512 {
   using Element = float;
-  using Vector = __m512;
-  using Sum = __m512;
-  static constexpr int64_t kLanes = 16;
+  using Sum = Vector;
   static constexpr int rows_at_once(int tokens, bool dense) { return tokens <= 4 ? 4 : dense ? 3 : 2; }
 
   struct Levels {
@@ -25,10 +23,7 @@ struct Floats512 {
   static float convert(float value) { return value; }
   static float convert(BFloat16 value) { return to_float(value); }
   static float convert(Float16 value) { return _cvtsh_ss(value.bits); }
-  static Sum zero() { return _mm512_setzero_ps(); }
   static float total(Sum sum) { return _mm512_reduce_add_ps(sum); }
-  [[gnu::always_inline]] static Vector load(const float* x) { return _mm512_loadu_ps(x); }
-  [[gnu::always_inline]] static Sum add(Sum sum, Vector weights, Vector x) { return _mm512_fmadd_ps(weights, x, sum); }
   [[gnu::always_inline]] static __m512i bytes(const uint8_t* packed) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
   }
@@ -39,7 +34,7 @@ struct Floats512 {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), levels.values);
   }
   [[gnu::always_inline]] static Vector widen(const uint16_t* weights) {
-    return to_floats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights)), Value{});
+    return Vectors512::load(reinterpret_cast<const Value*>(weights));
   }
 };
 

@@ -36,5 +36,19 @@ template <Via via>
   return value;
 }
 
+/// Floats of a register, for the kernels that are written over instruction sets.
+struct Vectors256 {
+  using Vector = __m256;
+  static constexpr int64_t kLanes = 8;
+
+  static Vector zero() { return _mm256_setzero_ps(); }
+  [[gnu::always_inline]] static Vector add(Vector sum, Vector a, Vector b) { return _mm256_fmadd_ps(a, b, sum); }
+  [[gnu::always_inline]] static Vector load(const float* x) { return _mm256_loadu_ps(x); }
+  template <class Value>
+  [[gnu::always_inline]] static Vector load(const Value* x) {
+    return to_floats(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)), Value{});
+  }
+};
+
 }  // namespace
 }  // namespace qlorapp::ops::cpu
