@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures greedy decoding on a GPU: tokens a second and milliseconds a step by batch, without and with adapters.
+"""Measures decoding on a GPU, greedy and drawn: tokens a second and milliseconds a step by batch, without and with adapters.
 
     python benchmarks/decode_cuda.py [--build build/dev] [--model 8b] [--batches 1 8 32 64 128] [--prompt 128] [--new 96] [--adapters none r16]
-        [--peer] [--python]
+        [--peer] [--python] [--top_p 0.9]
 
 NF4 with double quantization, bf16, random weights at the model's shape; r = 16 on all linear layers. A step's time is that of --new tokens less
 that of half as many, over the rest: prompts are not in it, nor the steps of rows that entered while others waited. What half as many take beside their
 steps is the prompts' time; "forward" is a pass without a cache over up to 8 of the same prompts. Medians of three. --python: through transformers'
-generate as well. --peer: transformers over bitsandbytes' layers in the same process.
+generate as well. --top_p: through C++ once more, drawn. --peer: transformers over bitsandbytes' layers in the same process.
 """
 
 import argparse
@@ -48,6 +48,7 @@ def main():
     parser.add_argument("--adapters", nargs="+", default=["none", "r16"])
     parser.add_argument("--python", action="store_true")
     parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--top_p", type=float, help="tokens are drawn, at temperature 0.6, of so much probability")
     parser.add_argument("--profile", action="store_true", help="a table of the kernels of some steps")
     given = parser.parse_args()
     sys.path.insert(0, str(ROOT / given.build / "python"))
@@ -113,6 +114,14 @@ def main():
                     batch,
                     lambda count, core=core, prompts=prompts: _C.generate(core, prompts, max_new_tokens=count),
                 )
+                if given.top_p is not None:
+                    drawn = _C.SamplingOptions(do_sample=True, temperature=0.6, top_p=given.top_p)
+                    report(
+                        "C++, drawn", adapters, batch,
+                        lambda count, core=core, prompts=prompts, how=drawn: _C.generate(
+                            core, prompts, max_new_tokens=count, sampling=how
+                        ),
+                    )  # fmt: skip
                 if given.python:
                     report("generate", adapters, batch, of_generate(model, batch))
                 if given.profile:
