@@ -2,6 +2,7 @@
 #include "qlorapp/nn/sampling.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +11,8 @@
 #include "core/check.hpp"
 #include "core/philox.hpp"
 #include "nn/host_values.hpp"
+#include "nn/top_p.hpp"
+#include "ops/memory_tape.hpp"
 
 namespace qlorapp {
 namespace {
@@ -36,7 +39,23 @@ void keep_top_k(at::Tensor& scores, int64_t k) {
   scores.masked_fill_(scores < least, kNever);
 }
 
-void keep_top_p(at::Tensor& scores, double p) {
+/// @param as_torch  of equal scores those leave that torch.sort has first.
+void keep_top_p(at::Tensor& scores, double p, bool as_torch) {
+  if (!as_torch && !ops::computes_on_gpu(scores)) {
+    const at::Tensor probabilities = scores.softmax(-1);
+    if (scores.is_meta()) return;
+    const int64_t words = scores.size(-1);
+    auto* const own = scores.mutable_data_ptr<float>();
+    const auto* const of_all = probabilities.const_data_ptr<float>();
+    at::parallel_for(0, scores.numel() / words, 1, [&](int64_t begin, int64_t end) {
+      TopP top;
+      for (int64_t row = begin; row < end; ++row) {
+        const auto first = static_cast<size_t>(row * words), count = static_cast<size_t>(words);
+        top.keep({own + first, count}, {of_all + first, count}, p);
+      }
+    });
+    return;
+  }
   auto [sorted, order] = scores.sort(/*dim=*/-1, /*descending=*/false);
   at::Tensor out = sorted.softmax(-1).cumsum(-1).le(1.0 - p);
   out.narrow(-1, out.size(-1) - 1, 1).fill_(false);
@@ -75,7 +94,7 @@ at::Tensor warped_logits(const at::Tensor& logits, const at::Tensor& seen, const
   if (!options.do_sample) return scores;
   if (options.temperature != 1.0) scores.div_(options.temperature);
   if (options.top_k > 0) keep_top_k(scores, options.top_k);
-  if (options.top_p < 1.0) keep_top_p(scores, options.top_p);
+  if (options.top_p < 1.0) keep_top_p(scores, options.top_p, options.torch_draws);
   if (options.min_p > 0.0) keep_min_p(scores, options.min_p);
   return scores;
 }
