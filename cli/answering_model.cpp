@@ -23,6 +23,24 @@ std::vector<std::string> opened(ModelOptions& model, GenerationOptions& options,
   return adapters;
 }
 
+/// Of their folders; with the folder around it where another has that name already. No dots, which PEFT's names have none of.
+std::vector<std::string> names_of(const std::vector<std::string>& adapters) {
+  std::vector<std::string> names;
+  for (const std::string& adapter : adapters) {
+    const auto taken = [&](const std::string& name) { return name == "none" || std::ranges::find(names, name) != names.end(); };
+    std::string name = files::file_name(adapter);
+    if (name.find_first_not_of('.') == std::string::npos) name = kDefaultAdapter;  // ".", "..", "/"
+    std::ranges::replace(name, '.', '_');
+    if (taken(name)) {
+      name = message("{}-{}", files::file_name(files::parent_of(adapter)), name);
+      std::ranges::replace(name, '.', '_');
+    }
+    while (taken(name)) name += '_';
+    names.push_back(std::move(name));
+  }
+  return names;
+}
+
 }  // namespace
 
 AnsweringModel::AnsweringModel(ModelOptions& model, GenerationOptions& options, const CommandLine& line,
@@ -44,11 +62,7 @@ PlanSettings AnsweringModel::plan_settings() const {
 
 CausalLM AnsweringModel::load(GenerationOptions& options, bool chat) {
   CausalLM model = model_.load(computed_.dtype);
-  for (const std::string& adapter : adapters_) {
-    std::string name = files::file_name(adapter);
-    std::ranges::replace(name, '.', '_');  // PEFT's names have none
-    load_adapter(model, adapter, name.empty() ? kDefaultAdapter : name);
-  }
+  for (const std::string& name : names_of(adapters_)) load_adapter(model, adapters_[model.adapters().names().size()], name);
   options.add_ends(model, tools_, chat);
   return model;
 }

@@ -39,9 +39,10 @@ class Session {
 
   void run() {
     for (std::string line; read(line);) {
+      if (line.ends_with('\r')) line.pop_back();
       if (line.starts_with('/')) {
         if (!obey(line)) return;
-      } else if (line.find_first_not_of(" \t\r") != std::string::npos) {
+      } else if (line.find_first_not_of(" \t") != std::string::npos) {
         messages_.push_back({"user", line});
         answer();
       }
@@ -114,7 +115,14 @@ class Session {
   }
 
   void answer() {
-    const std::vector<TokenId> tokens = ids_of_conversation(messages_, tools_);
+    std::vector<TokenId> tokens;
+    try {
+      tokens = ids_of_conversation(messages_, tools_);
+    } catch (const Error& error) {  // bytes that are no text, or a template that wants other messages: the session stays
+      print_line(stdout, message("not answered: {}", first_line(error)));
+      messages_.pop_back();
+      return;
+    }
     const std::vector<int64_t> ids(tokens.begin(), tokens.end());
     const int64_t positions = position_limit(model_.config());
     if (std::ssize(ids) >= positions) {
@@ -166,7 +174,8 @@ int chat(const Arguments& arguments) {
       "begin with a slash. From a pipe each line is a message, too.");
   model_options.add_loading_to(line);
   model_options.add_template_to(line);
-  line.option("adapter", adapters, "PEFT adapter folders; the first answers, /adapter NAME chooses another by its folder's name");
+  line.option("adapter", adapters,
+              "PEFT adapter folders; the first answers, /adapter NAME chooses another by its folder's name (/adapter lists them)");
   line.option("system", system, "system message");
   options.add_to(line);
   line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});

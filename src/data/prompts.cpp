@@ -141,7 +141,6 @@ Prompt prompt_of(std::string_view text, const PromptOptions& options, TextTools&
   const bool chat = !options.raw && tools.has_template();
   QLORAPP_CHECK_VALUE(chat || options.system.empty(), "[generate] --system needs a model with a chat template.");
   Prompt out;
-  out.text = Row(std::string(text)).dump();
   if (chat) {
     std::vector<Message> messages;
     if (!options.system.empty()) messages.push_back({"system", options.system});
@@ -150,6 +149,7 @@ Prompt prompt_of(std::string_view text, const PromptOptions& options, TextTools&
   } else {
     out.ids = tools.encode(text, true).ids;
   }
+  out.text = Row(std::string(text)).dump();  // it is UTF-8
   return out;
 }
 

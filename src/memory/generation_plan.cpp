@@ -79,18 +79,6 @@ std::vector<int64_t> first_prompts(std::vector<int64_t> prompts, int64_t rows) {
   return chosen;
 }
 
-/// As many rows as slots hold, the shortest ones.
-int64_t most_at_once(std::vector<int64_t> slots, const GenerationSize& size) {
-  std::ranges::sort(slots);
-  int64_t rows = 0, taken = 0;
-  for (const int64_t one : slots) {
-    taken += one;
-    if (rows == size.rows || taken > size.slots) break;
-    ++rows;
-  }
-  return std::max<int64_t>(rows, 1);
-}
-
 /// Runs the load, a pass of prompts and one of a token per row, and keeps the tape.
 class Rehearsal {
  public:
@@ -120,8 +108,7 @@ class Rehearsal {
     pass(model, cache, first_prompts(rows.prompts, size.rows), 0);
     ops::mark_phase(MemoryPhase::kDecode);
     cache.lengths.assign(cache.lengths.size(), size.longest - 1);
-    const auto together = static_cast<size_t>(most_at_once(slots_of(settings, rows), size));
-    pass(model, cache, std::vector<int64_t>(together, 1), rows.max_new_tokens - 1);
+    pass(model, cache, std::vector<int64_t>(static_cast<size_t>(size.rows), 1), rows.max_new_tokens - 1);
     events = tape.events().size();
   }
 

@@ -403,6 +403,7 @@ int64_t position_limit(const format::ModelConfig& config) {
 
 void check_generation(const format::ModelConfig& config, const Prompts& prompts, const GenerateOptions& options) {
   QLORAPP_CHECK_VALUE(options.max_new_tokens >= 1, "[generate] max_new_tokens must be at least 1; got {}.", options.max_new_tokens);
+  QLORAPP_CHECK_VALUE(options.min_new_tokens >= 0, "[generate] min_new_tokens must be at least 0; got {}.", options.min_new_tokens);
   QLORAPP_CHECK_VALUE(options.max_rows >= 1, "[generate] max_rows must be at least 1; got {}.", options.max_rows);
   QLORAPP_CHECK_VALUE(options.cache_bytes >= 0, "[generate] cache_bytes must be at least 0; got {}.", options.cache_bytes);
   options.sampling.validate();

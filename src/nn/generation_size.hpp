@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -39,14 +38,18 @@ struct GenerationSize {
 [[nodiscard]] inline GenerationSize generation_size(int64_t longest, std::vector<int64_t> slots, int64_t max_new_tokens,
                                                     int64_t max_rows, Bytes position, Bytes most) {
   GenerationSize size{.rows = std::min(max_rows, std::ssize(slots)), .longest = longest, .slots = 0};
-  std::ranges::nth_element(slots, slots.begin() + size.rows - 1, std::greater<>());
-  const int64_t wanted = std::accumulate(slots.begin(), slots.begin() + size.rows, int64_t{0});
+  std::ranges::sort(slots);
+  const int64_t wanted = std::accumulate(slots.end() - size.rows, slots.end(), int64_t{0});
   size.slots = std::min(std::max(wanted, longest), most.count / position.count);
   QLORAPP_CHECK_VALUE(
       size.longest <= size.slots,
       "[generate] a row of {} positions, of its prompt and max_new_tokens ({}), takes {} of keys and values; {} may be used. "
       "Shorten the prompt, lower max_new_tokens, or give the cache more.",
       size.longest, max_new_tokens, to_string(position * size.longest), to_string(most));
+  int64_t rows = 0;  // the shortest ones
+  for (int64_t left = size.slots; rows < size.rows && slots[static_cast<size_t>(rows)] <= left; ++rows)
+    left -= slots[static_cast<size_t>(rows)];
+  size.rows = std::max<int64_t>(rows, 1);
   return size;
 }
 

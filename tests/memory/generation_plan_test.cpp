@@ -130,6 +130,21 @@ TEST_CASE("the plan of a generation is what loading and generating take") {
   }
 }
 
+TEST_CASE("a given cache bounds the rows of the plan", "[plan]") {
+  const PlanSettings eight = settings_for("llama-3-8b");
+  GenerationRows rows = rows_of(std::vector<int64_t>(128, 100), 20);
+  const Bytes position = plan_generation(eight, rows, kEndless).position;
+  for (const int64_t fit : {1, 2, 24}) {
+    rows.cache = position * (120 * fit + 119);
+    const GenerationPlan plan = plan_generation(eight, rows, kEndless);
+    CHECK(plan.rows == fit);
+    CHECK(plan.cache == rows.cache);
+  }
+  rows.prompts = {100, 10, 10, 300};  // the shortest fit together
+  rows.cache = position * 325;
+  CHECK(plan_generation(eight, rows, kEndless).rows == 3);
+}
+
 TEST_CASE("keys and values are counted for grouped heads, every layer and the dtype, and a window saves none") {
   const PlanSettings eight = settings_for("llama-3-8b");
   GenerationRows rows = rows_of(std::vector<int64_t>(128, 512), 128);

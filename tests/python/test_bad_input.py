@@ -266,6 +266,8 @@ OPTIONS = [
     Case("batch of nothing in eval", [*EVAL, "--per_device_eval_batch_size", "0"], ["per_device_eval_batch_size", "0"]),
     Case("batch of nothing", [*TRAIN, "--per_device_train_batch_size", "0"], ["per_device_train_batch_size", ">= 1"]),
     Case("no new tokens", [*GENERATE, "--max_new_tokens", "0"], ["max_new_tokens", "at least 1"]),
+    Case("a prompt that is no text", [*GENERATE[:-1], "a\udcff"], ["UTF-8", "byte 255"]),
+    Case("fewer than no tokens", [*GENERATE, "--min_new_tokens", "-1"], ["min_new_tokens", "at least 0"]),
     Case("system without a template", [*GENERATE, "--system", "Be brief."], ["--system", "chat template"]),
     Case("fp16 and bf16", [*TRAIN, "--fp16", "--bf16"], ["fp16", "bf16"]),
     Case("steps of 0", [*TRAIN[:-1], "0"], ["max_steps", "-1"]),

@@ -67,6 +67,33 @@ def test_adapters_are_chosen_by_name(tmp_path):
     assert lines[3] == "adapters: [one, two]; answers: two" and lines[-1] == "there is no adapter 'three'"
 
 
+def test_adapters_whose_folders_have_one_name_are_told_apart(tmp_path):
+    adapters = [adapter_at(tmp_path / run / "checkpoint-5") for run in ("a", "b.c")]
+    text = "Hello!\n/adapter b_c-checkpoint-5\n/reset\nHello!\n"
+    first, chosen, second = chat(text, "--adapter", f"{adapters[0]},{adapters[1]}").stdout.splitlines()
+    assert chosen == "adapters: [b_c-checkpoint-5, checkpoint-5]; answers: b_c-checkpoint-5"
+    asked = [{"role": "user", "content": "Hello!"}]
+    assert (first, second) == tuple(answer_of(asked, adapter) for adapter in adapters)
+    assert "answers: default" in chat("/adapter\n", "--adapter", ".", cwd=adapters[0]).stdout
+
+
+def test_a_message_that_cannot_be_asked_leaves_the_session(tmp_path):
+    """Bytes that are no text, a message that the template refuses, lines that end as on Windows."""
+    one = answer_of([{"role": "user", "content": "Hello!"}])
+    command = [str(part) for part in (BUILD / "qlorapp", "chat", *PLAIN)]
+    done = subprocess.run(
+        command, input=b"a\xff\nHello!\r\n/reset\r\nHello!\r\n", capture_output=True, check=False, timeout=120
+    )
+    first, *rest = done.stdout.decode().splitlines()
+    assert done.returncode == 0 and first.startswith("not answered: ") and "UTF-8" in first and rest == [one, one]
+    template = tmp_path / "users_only.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    lines = chat("/system Be brief.\nHello!\n/system\nHello!\n", "--chat_template", template).stdout.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("not answered: ") and "no system" in lines[0] and lines[1]
+
+
 def test_samples_differ_by_seed_and_repeat():
     options = ("--temperature", 1.5, "--seed", 3)
     one, two = (chat("Hello!\n/regenerate\n", *options).stdout for _ in range(2))

@@ -412,5 +412,29 @@ def test_python_names_the_option(model, tokenizer):
         qlorapp.generate(model, "x", tokenizer, raw=True, system="s")
     with pytest.raises(ValueError, match="top_p must be in"):
         qlorapp.generate(model, "x", tokenizer, top_p=2.0)
-    with pytest.raises(ValueError, match="of keys and values"):
-        qlorapp.generate(model, "x", tokenizer, cache_memory=10)
+    for memory in (10, "10 B"):
+        with pytest.raises(ValueError, match="of keys and values"):
+            qlorapp.generate(model, "x", tokenizer, cache_memory=memory)
+    with pytest.raises(ValueError, match="min_new_tokens must be at least 0; got -1"):
+        qlorapp.generate(model, "x", tokenizer, min_new_tokens=-1)
+    for seed in (-1, 2**64):
+        with pytest.raises(ValueError, match=r"seed must be in \[0, 2\^64\)"):
+            qlorapp.generate(model, "x", tokenizer, seed=seed)
+    for name in ("max_new_tokens", "min_new_tokens", "max_rows", "seed"):
+        for value in (3.5, "3", True):
+            with pytest.raises(TypeError, match=f"{name} must be an integer"):
+                qlorapp.generate(model, "x", tokenizer, **{name: value})
+
+
+def test_python_names_the_forms_of_a_prompt(model, tokenizer):
+    message = {"role": "user", "content": "x"}
+    for prompts in (None, (text for text in "xy"), message, [None], [[3.5]], [[message, "x"]], [{"prompt": "x"}]):
+        with pytest.raises(TypeError, match="A prompt is a string, a list of messages"):
+            qlorapp.generate(model, prompts, tokenizer)
+
+
+def test_tokens_may_be_tensors_or_arrays(model, tokenizer):
+    ids = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    wanted = qlorapp.generate(model, ids.tolist(), tokenizer, max_new_tokens=3)
+    for same in (ids, list(ids), ids.numpy(), list(ids.numpy()), [list(row) for row in ids.numpy()]):
+        assert qlorapp.generate(model, same, tokenizer, max_new_tokens=3) == wanted

@@ -104,6 +104,8 @@ class EvalGenerate(transformers.TrainerCallback):
             if _is_sharded(model):
                 self._say("base against adapter: not compared, as the base is divided over several processes")
                 return
+            if eval_dataloader is None:
+                self._say("base against adapter: no held-out rows are compared, as the run had no evaluation (eval_strategy)")
             measured: dict[str, int] = {}
             last, self._last = self._last, None
             asked = last[2:] if last and last[:2] == (state.global_step, "eval") and not args.load_best_model_at_end else None

@@ -3,6 +3,7 @@
 
 import dataclasses
 import logging
+import numbers
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..memory import _bytes
 from ..precision import own_dtypes
 from .forward import engine_of, served
 
@@ -58,7 +60,7 @@ def generate(
     seed: int = 42,
     stop_strings: str | Sequence[str] = (),
     max_rows: int = 128,
-    cache_memory: int = 0,
+    cache_memory: int | str = 0,
     deterministic: bool = False,
     fits_positions: bool | None = None,
 ) -> Answers:
@@ -69,14 +71,14 @@ def generate(
         model: of transformers or PEFT. One that C++ does not compute answers row by row through its own generate().
         prompts: one or several: strings (a user's message each if the tokenizer has a chat template), conversations, or lists of token ids.
         tokenizer: None loads the one that lies beside the model.
-        system: a message in front of strings.
+        system: a message in front of strings and of conversations that do not begin with one.
         raw: strings are continued as they are.
         max_new_tokens: of each answer. None: 128, or fewer where the model has no more positions.
         do_sample: None means True with temperature, top_k, top_p or min_p. Samples follow `seed` and the prompt's place in the list.
         stop_strings: an answer ends with the token that completes one of them, as in transformers' generate(); the string stays in the
             text. One that never ends an answer is logged.
         max_rows: computed at once, at most.
-        cache_memory: bytes of keys and values, at most. 0: the memory that is free on the model's device, less a tenth.
+        cache_memory: bytes of keys and values, at most, or as "4GB". 0: the memory that is free on the model's device, less a tenth.
         deterministic: rows are computed one after the other, so that each has the bits of its prompt alone. Slower with several prompts.
         fits_positions: an answer has as many tokens as the model's positions leave it, if those are fewer than max_new_tokens. None: without
             max_new_tokens.
@@ -84,13 +86,19 @@ def generate(
     Raises:
         ValueError: for an option out of range, a prompt that with max_new_tokens has more tokens than the model has positions, or a row that
             cache_memory does not hold.
+        TypeError: for prompts of another form, or a count that is no integer.
     """
     if tokenizer is None:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model.config.name_or_path)
-    rows = [_ids_of(prompt, tokenizer, system, raw) for prompt in _as_list(prompts)]
     most = 128 if max_new_tokens is None else max_new_tokens
+    for name, count in (("max_new_tokens", most), ("min_new_tokens", min_new_tokens), ("max_rows", max_rows), ("seed", seed)):
+        if isinstance(count, bool) or not hasattr(count, "__index__"):
+            raise TypeError(f"[generate] {name} must be an integer; got {count!r}.")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"[generate] seed must be in [0, 2^64); got {seed}.")
+    rows = [_ids_of(prompt, tokenizer, system, raw) for prompt in _as_list(prompts)]
     fits = max_new_tokens is None if fits_positions is None else fits_positions
     if do_sample is None:
         do_sample = (temperature, top_k, top_p, min_p) != (1.0, 0, 1.0, 0.0)
@@ -114,7 +122,7 @@ def generate(
                 found = _C.generate(
                     engine.core, rows, max_new_tokens=most, min_new_tokens=min_new_tokens, eos_token_ids=ends,
                     sampling=options, on_token=(lambda row, token: not stops.add(row, token)) if texts else None, max_rows=max_rows,
-                    cache_bytes=cache_memory, deterministic=deterministic, fits_positions=fits,
+                    cache_bytes=_bytes("cache_memory", cache_memory) or 0, deterministic=deterministic, fits_positions=fits,
                 )  # fmt: skip
     if found is None:
         torch.manual_seed(seed)
@@ -138,8 +146,20 @@ def generate(
 
 def _as_list(prompts: Any) -> list[Any]:
     """Of prompts; one alone becomes a list."""
-    one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (dict, int)))
+    prompts = _plain(prompts)
+    if not isinstance(prompts, Sequence):
+        raise TypeError(f"[generate] prompts must be a string or a list; got {type(prompts).__name__}. {_FORMS}")
+    one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (dict, numbers.Integral)))
     return [prompts] if one else list(prompts)
+
+
+def _plain(tokens: Any) -> Any:
+    """A tensor or an array as lists."""
+    return tokens.tolist() if hasattr(tokens, "tolist") else tokens
+
+
+#: What a prompt may be.
+_FORMS = "A prompt is a string, a list of messages ({'role': ..., 'content': ...}), or a list of token ids."
 
 
 def _ids_of(prompt: Any, tokenizer: Any, system: str, raw: bool) -> list[int]:
@@ -149,7 +169,14 @@ def _ids_of(prompt: Any, tokenizer: Any, system: str, raw: bool) -> list[int]:
                 raise ValueError("[generate] system needs a tokenizer with a chat template, and raw=False.")
             return list(tokenizer(prompt)["input_ids"])
         prompt = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}]
+    prompt = _plain(prompt)
+    if not isinstance(prompt, Sequence) or not all(isinstance(one, dict) or hasattr(one, "__index__") for one in prompt):
+        raise TypeError(f"[generate] a prompt has another form: {prompt!r:.80}. {_FORMS}")
     if len(prompt) > 0 and isinstance(prompt[0], dict):
+        if not all(isinstance(message, dict) and "role" in message for message in prompt):
+            raise TypeError(f"[generate] a message must have a role; got {prompt!r:.80}. {_FORMS}")
+        if system and prompt[0]["role"] != "system":
+            prompt = [{"role": "system", "content": system}, *prompt]
         return list(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=False))
     return [int(token) for token in prompt]
 
