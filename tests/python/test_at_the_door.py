@@ -122,12 +122,13 @@ def test_init_config_writes_what_config_reads(tmp_path):
     )
     settings = yaml.safe_load("\n".join(line for line in plain.splitlines() if re.match(r"\w+: ", line)))
     settings |= {"model": str(TINY), "data": str(ROWS), "output": str(tmp_path / "o"), "max_steps": 1}
+    settings["memory_budget"] = "8GiB"  # the free memory may be another in the second run
     (tmp_path / "all.yaml").write_text(yaml.safe_dump(settings))
     outs = [
         peer.run_cli("train", *options, "--dry_run").stdout
         for options in (
             ("--config", tmp_path / "all.yaml"),
-            ("--model", TINY, "--data", ROWS, "--output", tmp_path / "o", "--max_steps", 1),
+            ("--model", TINY, "--data", ROWS, "--output", tmp_path / "o", "--max_steps", 1, "--memory_budget", "8GiB"),
         )
     ]
     said = [line for line in outs[1].splitlines() if not line.startswith("defaults (")]  # nothing is left to default
