@@ -23,7 +23,7 @@ std::vector<std::string> opened(ModelOptions& model, GenerationOptions& options,
   return adapters;
 }
 
-/// Of their folders; with the folder around it where another has that name already. No dots, which PEFT's names have none of.
+/// Their folders' names; with that of the folder around where another adapter is called so already. PEFT's names have no dots.
 std::vector<std::string> names_of(const std::vector<std::string>& adapters) {
   std::vector<std::string> names;
   for (const std::string& adapter : adapters) {
@@ -62,7 +62,8 @@ PlanSettings AnsweringModel::plan_settings() const {
 
 CausalLM AnsweringModel::load(GenerationOptions& options, bool chat) {
   CausalLM model = model_.load(computed_.dtype);
-  for (const std::string& name : names_of(adapters_)) load_adapter(model, adapters_[model.adapters().names().size()], name);
+  const std::vector<std::string> names = names_of(adapters_);
+  for (size_t i = 0; i < names.size(); ++i) load_adapter(model, adapters_[i], names[i]);
   options.add_ends(model, tools_, chat);
   return model;
 }

@@ -85,8 +85,8 @@ __device__ __forceinline__ NestedScales nested_scales_of(const Work& work, const
 }
 
 /// The copying warpgroup. It reads weights before earlier kernels have ended: prepare_wide(), in front, has waited for those that could have written
-/// them before it let this one begin. A thread has 16 bytes of every 32nd row of codes and the scales of every 128th row. Rows of codes that W has not are left
-/// as they are: only results that are not stored depend on them.
+/// them before it let this one begin. A thread has 16 bytes of every 32nd row of codes and the scales of every 128th row. Rows of codes that W has
+/// not are left as they are: only results that are not stored depend on them.
 /// @param arrivals  of each slot of the ring: it is full.  @param ends  it was read.
 template <int kTokens>
 __device__ __forceinline__ void copy_stages(const Work& work, const Extent& extent, uint32_t first, uint32_t end,

@@ -40,7 +40,7 @@ void TopP::keep(std::span<float> scores, std::span<const float> probabilities, d
   if (std::isnan(total)) return;
   // All that are less probable than this have no more than `out` together: those that are left are few, as a rule.
   const auto least_likely = static_cast<float>(out / static_cast<double>(scores.size()) * (1 - 1e-6));
-  likely_.resize(scores.size());
+  if (likely_.size() < scores.size()) likely_.resize(scores.size());
   size_t count = 0;
   for (size_t i = 0; i < scores.size(); ++i) {
     const bool is_likely = probabilities[i] >= least_likely;
@@ -48,9 +48,9 @@ void TopP::keep(std::span<float> scores, std::span<const float> probabilities, d
     count += is_likely ? 1 : 0;
     scores[i] = is_likely ? scores[i] : kLeft;
   }
-  likely_.resize(count);
+  const std::span<const size_t> likely = std::span(likely_).first(count);
   size_t last = 0;  // the group in which the set ends; the highest first
-  for (const size_t i : likely_) {
+  for (const size_t i : likely) {
     const size_t group = group_of(scores[i]);
     mass_[group] += static_cast<double>(probabilities[i]);
     last = std::max(last, group);
@@ -59,7 +59,7 @@ void TopP::keep(std::span<float> scores, std::span<const float> probabilities, d
   double above = 0;
   while (last > 0 && (mass_[last] == 0.0 || above + mass_[last] < wanted)) above += mass_[last--];
   tokens_.clear();
-  for (const size_t i : likely_) {
+  for (const size_t i : likely) {
     const size_t group = group_of(scores[i]);
     mass_[group] = 0;  // for the next row
     if (group == last) tokens_.push_back({scores[i], i});

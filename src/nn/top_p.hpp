@@ -24,7 +24,7 @@ class TopP {
   };
 
   std::vector<double> mass_;    ///< Of the scores that begin with the same 16 bits; 0 between rows.
-  std::vector<size_t> likely_;  ///< Tokens that can be in the set.
+  std::vector<size_t> likely_;  ///< First those that can be in the set; as long as the longest row.
   std::vector<Token> tokens_;   ///< Of these, those of the group in which it ends.
 };
 
