@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(kPassThreads, 1) run_pass(const __grid_constan
   Shared<kRows>& shared = *reinterpret_cast<Shared<kRows>*>(bytes);
   constexpr int kPieces = static_cast<int>(sizeof(PassPhase)) / 16;
   static_assert(kPieces <= 32);
+  require_place(bytes);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const Here<kRows> here{pass, shared, thread, warp, lane};
   const auto piece_of = [&](int phase) { return reinterpret_cast<const uint4*>(pass.phases + phase) + lane; };
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(kPassThreads, 1) run_pass(const __grid_constan
   if (warp < kNear && warp < pass.count && lane < kPieces) *place_of(warp) = __ldg(piece_of(warp));
   __syncthreads();
   Ahead<Plan<kRows>::kShare> ahead(pass, shared.near, shared.places + warp, warp, lane);
-  for (int i = 0; i < Plan<kRows>::kRing; ++i) ahead.ask(shared.ring[warp][i], 0);
+  for (int i = 0; i < Plan<kRows>::kRing; ++i) ahead.ask(shared.ring_of(warp) + i * kStageBytes, 0);
   fill_wide<T>(shared.table, pass.quant_type == QuantType::kNf4);
   if (thread < 256) shared.map[thread] = __ldg(kDeviceSignedMap.values + thread);
   __syncthreads();

@@ -13,8 +13,21 @@ namespace {
 
 constexpr int kStage = 256, kStrip = 16, kFewTokens = 8;
 constexpr int kStageCodes = kStrip * kStage / 2, kStageBytes = kStageCodes + 256;  // then scales
-constexpr int kEntry = 256;  ///< Bytes from one byte's pairs to the next's: an offset is put together by one permutation.
+constexpr int kEntry = 256;  ///< Bytes from one byte's entry in a table to the next's.
 constexpr int kWideTable = 256 * kEntry;
+/// Shared memory of a CTA begins behind what the system keeps of it. A table is at kTable, so that a byte and a lane's own bank are an address by one
+/// permutation; other things lie in front of it and behind it.
+constexpr int kSystem = 1024, kTable = 65536, kInFront = kTable - kSystem;
+static_assert(kTable % 65536 == 0);
+
+/// Else entries would be read beside the table. @param shared  where dynamic shared memory begins.
+__device__ __forceinline__ void require_place(const void* shared) {
+  if (shared_address(shared) != static_cast<uint32_t>(kSystem)) __trap();
+}
+/// Where one of a word's bytes has its entry, of a lane whose bank begins so many bytes in it.
+__device__ __forceinline__ uint32_t entry_of(uint32_t word, int byte, int lane_bytes) {
+  return __byte_perm(word, static_cast<uint32_t>(kTable + lane_bytes), 0x7604U | static_cast<uint32_t>(byte << 4));
+}
 
 /// A block of 64 k: 16 rows of W, scaled, times 8 rows of x.
 template <class T>
@@ -70,20 +83,10 @@ __device__ __forceinline__ void fill_wide(unsigned char* table, bool nf4) {
       *reinterpret_cast<uint4*>(table + byte * kEntry + ((i + lane) & 7U) * 16U) = make_uint4(pair, pair, pair, pair);
   }
 }
-/// @param lane_bytes  of the lane's own bank.
-template <int kByte>
-__device__ __forceinline__ uint32_t wide_pair(const unsigned char* table, uint32_t word, uint32_t lane_bytes) {
-  return *reinterpret_cast<const uint32_t*>(table + __byte_perm(word, lane_bytes, 0x5504U | (kByte << 4)));
-}
-__device__ __forceinline__ void wide_pairs(const unsigned char* table, uint2 codes, uint32_t lane_bytes, uint32_t (&pairs)[8]) {
-  pairs[0] = wide_pair<0>(table, codes.x, lane_bytes);
-  pairs[1] = wide_pair<1>(table, codes.x, lane_bytes);
-  pairs[2] = wide_pair<2>(table, codes.x, lane_bytes);
-  pairs[3] = wide_pair<3>(table, codes.x, lane_bytes);
-  pairs[4] = wide_pair<0>(table, codes.y, lane_bytes);
-  pairs[5] = wide_pair<1>(table, codes.y, lane_bytes);
-  pairs[6] = wide_pair<2>(table, codes.y, lane_bytes);
-  pairs[7] = wide_pair<3>(table, codes.y, lane_bytes);
+__device__ __forceinline__ void wide_pairs(uint2 codes, int lane, uint32_t (&pairs)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    asm("ld.shared.b32 %0, [%1];" : "=r"(pairs[i]) : "r"(entry_of(i < 4 ? codes.x : codes.y, i % 4, lane * 4)));
 }
 
 /// Where a lane's 16 bytes of the first of four rows of codes go in a stage. Pieces of 32 bytes of a row are exchanged (by the row's last
@@ -102,19 +105,17 @@ struct BlockInput {
 /// @param offsets  of the nested scales of rows g and g + 8.
 template <class T, class Input>
 __device__ __forceinline__ void multiply_stage(float (&sums)[4], const unsigned char* stage, BlockInput first, const Input& x,
-                                               const unsigned char* table, const float* map, int lane, bool nested,
-                                               const float (&offsets)[2]) {
+                                               const float* map, int lane, bool nested, const float (&offsets)[2]) {
   const int g = lane / 4, t = lane % 4;
-  const uint32_t lane_bytes = static_cast<uint32_t>(lane) * 4U;
   float scales[2][4];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = half * 8 + g;
-    if (nested) {
-      const uint32_t codes = *reinterpret_cast<const uint32_t*>(stage + kStageCodes + row * 4);
+    if (nested) {  // four lanes share a row: each decodes the scale of one block
       const float outer = *reinterpret_cast<const float*>(stage + kStageCodes + 64 + row * 4);
+      const float own = decode_scale_rn(map[stage[kStageCodes + row * 4 + t]], outer, offsets[half]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) scales[half][i] = decode_scale_rn(map[(codes >> (8 * i)) & 255U], outer, offsets[half]);
+      for (int i = 0; i < 4; ++i) scales[half][i] = __shfl_sync(kAllLanes, own, g * 4 + i);
     } else {
       const float4 all = *reinterpret_cast<const float4*>(stage + kStageCodes + row * 16);
       scales[half][0] = all.x, scales[half][1] = all.y, scales[half][2] = all.z, scales[half][3] = all.w;
@@ -127,8 +128,8 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[4], const unsigned 
     if (i < 3) after = x(i + 1);
     uint32_t a[8], b[8];
     const unsigned char* const place = stage + g * (kStage / 2) + (i ^ (g & 3)) * 32 + t * 8;
-    wide_pairs(table, *reinterpret_cast<const uint2*>(place), lane_bytes, a);
-    wide_pairs(table, *reinterpret_cast<const uint2*>(place + 8 * (kStage / 2)), lane_bytes, b);
+    wide_pairs(*reinterpret_cast<const uint2*>(place), lane, a);
+    wide_pairs(*reinterpret_cast<const uint2*>(place + 8 * (kStage / 2)), lane, b);
     multiply_block<T>(sums, a, b, here.low, here.high, scales[0][i], scales[1][i]);
     here = after;
   }

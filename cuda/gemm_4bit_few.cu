@@ -28,7 +28,9 @@ __device__ __forceinline__ float added(const Work& work, const GroupWeight& weig
 constexpr int kTeams = 2, kFewThreads = kTeams * kThreads;  // teams of eight warps, which share the table alone
 constexpr int kFewRing = 3;
 constexpr int kFewParts = kWarps * kFewTokens * kStrip;
-constexpr int kFewBytes = kWideTable + 1024 + kTeams * (2 * kFewParts * 4 + kWarps * kFewRing * kStageBytes);
+constexpr int kOfTeam = kWarps * kFewRing * kStageBytes + 2 * kFewParts * 4;  // bytes: rings, then what its warps tell each other
+static_assert(kTeams == 2 && kOfTeam + 1024 <= kInFront);                     // the first team's are in front of the table
+constexpr int kFewBytes = kInFront + kWideTable + kOfTeam;
 
 /// The stage that a warp copies next. In its strip of a tile these are part, part + splits and so on; then the team's next tile follows.
 struct Asking {
@@ -116,14 +118,14 @@ __device__ __forceinline__ void form_u(const Work& work, float* parts, int64_t f
 template <class T>
 __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant__ Work work) {
   extern __shared__ __align__(128) unsigned char shared[];
-  unsigned char* const table = shared;
-  float* const map = reinterpret_cast<float*>(shared + kWideTable);
+  unsigned char* const table = shared + kInFront;
+  float* const map = reinterpret_cast<float*>(shared + kOfTeam);
   const int lane = static_cast<int>(threadIdx.x % 32U), team = static_cast<int>(threadIdx.x) / kThreads;
   const int thread = static_cast<int>(threadIdx.x) % kThreads, warp = thread / 32;
   const int g = lane / 4, t = lane % 4;
-  float* const parts = map + 256 + team * 2 * kFewParts;
-  unsigned char* const ring =
-      shared + kWideTable + 1024 + kTeams * 2 * kFewParts * 4 + (team * kWarps + warp) * kFewRing * kStageBytes;
+  unsigned char* const of_team = shared + (team == 0 ? 0 : kInFront + kWideTable);
+  unsigned char* const ring = of_team + warp * kFewRing * kStageBytes;
+  float* const parts = reinterpret_cast<float*>(of_team + kWarps * kFewRing * kStageBytes);
   const int stages = static_cast<int>(work.asked.k / kStage), m = static_cast<int>(work.asked.m);
   const int splits = static_cast<int>(work.splits), strips_each = static_cast<int>(work.strips_each), part = warp & (splits - 1);
   const int own_of_tile = warp / splits;
@@ -145,6 +147,7 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant
     ask_few(work, asking, is_there(), ring + i * kStageBytes, lane);
     if (part < stages) advance();
   }
+  require_place(shared);
   fill_wide<T>(table, work.nf4);
   for (unsigned i = threadIdx.x; i < 256U; i += kFewThreads) map[i] = __ldg(kDeviceSignedMap.values + i);
   wait_for_earlier_kernels();
@@ -173,7 +176,7 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_rows(const __grid_constant
         free_slot = free_slot + 1 == kFewRing ? 0 : free_slot + 1;
         const unsigned char* const here = ring + slot * kStageBytes;
         slot = slot + 1 == kFewRing ? 0 : slot + 1;
-        multiply_stage<T>(sums, here, first, x_of, table, map, lane, work.nested, offsets);
+        multiply_stage<T>(sums, here, first, x_of, map, lane, work.nested, offsets);
       }
     }
     // [warp][token][row], in two places by turns: what is read of one tile is not yet written by the next.

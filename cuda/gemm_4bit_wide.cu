@@ -23,10 +23,9 @@ constexpr int kWideWarps = 16, kWideThreads = 32 * kWideWarps, kCopyThreads = 12
 constexpr int kDeep = 128;  // k of a stage
 constexpr int kDeepCodes = kHeight * kDeep / 2;
 constexpr int kScales = kHeight * 16, kScaleRing = 3;
-/// Shared memory is what a multiprocessor of sm_90 has, behind what the system keeps. The table of values is at kTable, so that an offset in it and its
-/// own place are put together by one permutation; the ring's slots lie in front of it and behind it.
-constexpr int kSystem = 1024, kTable = 65536, kFront = kSystem + kScaleRing * kScales + 2048;
-static_assert(kFront % 1024 == 0 && kTable % 65536 == 0);
+/// Slots of the ring lie in front of the table of values, behind scales and barriers, and behind it.
+constexpr int kFront = kSystem + kScaleRing * kScales + 2048;
+static_assert(kFront % 1024 == 0);
 
 template <int kTokens>
 struct Wide {
@@ -206,12 +205,10 @@ __device__ __forceinline__ void fill_values(unsigned char* table, bool nf4) {
       *reinterpret_cast<float4*>(table + byte * kEntry + ((i + lane) & 15U) * 16U) = make_float4(first, second, first, second);
   }
 }
-/// The values of one of a word's bytes. @param table  where the lane's own bank begins in it.
-__device__ __forceinline__ float2 values_of(uint32_t table, uint32_t word, int byte) {
+/// The values of one of a word's bytes.
+__device__ __forceinline__ float2 values_of(uint32_t word, int byte, int lane) {
   float2 values;
-  asm("ld.shared.v2.f32 {%0, %1}, [%2];"
-      : "=f"(values.x), "=f"(values.y)
-      : "r"(__byte_perm(word, table, 0x7604U | static_cast<uint32_t>(byte << 4))));
+  asm("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(values.x), "=f"(values.y) : "r"(entry_of(word, byte, lane * 8)));
   return values;
 }
 
@@ -229,7 +226,7 @@ __global__ void __launch_bounds__(kAllThreads, 1) wide_rows(const __grid_constan
   const int row = thread / 32 * 16 + g;  // of the strip; the lane has that and the 8th after it
   const Extent extent(work, static_cast<unsigned>(work.splits));
   const uint32_t first = extent.first_of(blockIdx.x), end = extent.first_of(blockIdx.x + 1);
-  if (shared_address(shared) != static_cast<uint32_t>(kSystem)) __trap();  // values would be read beside the table
+  require_place(shared);
   if (thread < Shape::kRing) {
     prepare_arrival(arrivals + thread, 2 * kCopyThreads + 1);  // each thread's copies, its scales, and x
     prepare_arrival(ends + thread, kWideWarps);
@@ -241,13 +238,12 @@ __global__ void __launch_bounds__(kAllThreads, 1) wide_rows(const __grid_constan
     return;
   }
   take_registers<Shape::kOfProducts>();
-  fill_values(shared + (kTable - kSystem), work.nf4);
+  fill_values(shared + kInFront, work.nf4);
   meet<1, kWideThreads>();
   wait_for_earlier_kernels();
 
   float sums[kTiles][4] = {};
   uint32_t a[2][Shape::kSteps][4];  // of the last two parts, of each step: rows g and g + 8 at its first bytes, then at its others
-  const uint32_t table = static_cast<uint32_t>(kTable) + static_cast<uint32_t>(lane) * 8U;
   int slot = 0, last_slot = -1;
   uint32_t turn = 0;  // of the ring
   for (uint32_t unit = first; unit < end;) {
@@ -274,7 +270,7 @@ __global__ void __launch_bounds__(kAllThreads, 1) wide_rows(const __grid_constan
               if (pair % 8 == 0)
                 codes[low] = *reinterpret_cast<const uint2*>(here + (row + low * 8) * (kDeep / 2) +
                                                              (pair / 8 ^ ((row >> 1) & 1)) * 32 + t * 8);
-              values[low][i] = values_of(table, pair % 8 < 4 ? codes[low].x : codes[low].y, pair % 4);
+              values[low][i] = values_of(pair % 8 < 4 ? codes[low].x : codes[low].y, pair % 4, lane);
             }
           }
         };

@@ -294,13 +294,12 @@ __device__ __forceinline__ void multiply_phase(const Here<kRows>& here, const Pa
           if (s == share) break;
           wait_groups<Of::kRing - 1>();
           __syncwarp();
-          unsigned char* const place = here.shared.ring[here.warp][slot];
+          unsigned char* const place = here.shared.ring_of(here.warp) + slot * kStageBytes;
           const auto later = [&](int block) {
             if constexpr (Of::kShare == 1) return x_of(block);
             else return input[block];
           };
-          multiply_stage<T>(sums[s], place, input[0], later, here.shared.table, here.shared.map, here.lane, here.pass.nested,
-                            offsets);
+          multiply_stage<T>(sums[s], place, input[0], later, here.shared.map, here.lane, here.pass.nested, offsets);
           __syncwarp();
           ahead.ask(place, index);
           slot = slot + 1 == Of::kRing ? 0 : slot + 1;

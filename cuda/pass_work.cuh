@@ -40,8 +40,11 @@ struct Place {
 
 template <int kRows>
 struct Shared {
+  static constexpr int kRingBytes = Plan<kRows>::kRing * kStageBytes, kWarpsInFront = kInFront / kRingBytes;
+
+  unsigned char rings_in_front[kInFront];
   unsigned char table[kWideTable];
-  unsigned char ring[kPassWarps][Plan<kRows>::kRing][kStageBytes];
+  unsigned char rings_behind[kPassWarps - kWarpsInFront][kRingBytes];
   PassPhase near[kNear];
   float parts[Plan<kRows>::kParts];
   float map[256];
@@ -53,6 +56,10 @@ struct Shared {
   Place places[kPassWarps];
   T u[Plan<kRows>::kInner];
   int is_last;
+
+  __device__ __forceinline__ unsigned char* ring_of(int warp) {
+    return warp < kWarpsInFront ? rings_in_front + warp * kRingBytes : rings_behind[warp - kWarpsInFront];
+  }
 };
 
 static_assert(sizeof(Shared<4>) <= kMostShared && sizeof(Shared<8>) <= kMostShared);
