@@ -13,6 +13,7 @@
 #include "nn/host_values.hpp"
 #include "nn/top_p.hpp"
 #include "ops/memory_tape.hpp"
+#include "ops/sampling.hpp"
 
 namespace qlorapp {
 namespace {
@@ -41,7 +42,7 @@ void keep_top_k(at::Tensor& scores, int64_t k) {
 
 /// @param as_torch  of equal scores those leave that torch.sort has first.
 void keep_top_p(at::Tensor& scores, double p, bool as_torch) {
-  if (!as_torch && !ops::computes_on_gpu(scores)) {
+  if (!as_torch) {
     const at::Tensor probabilities = scores.softmax(-1);
     if (scores.is_meta()) return;
     const int64_t words = scores.size(-1);
@@ -65,6 +66,17 @@ void keep_top_p(at::Tensor& scores, double p, bool as_torch) {
 void keep_min_p(at::Tensor& scores, double p) {
   const at::Tensor probabilities = scores.softmax(-1);
   scores.masked_fill_(probabilities < probabilities.amax(-1, /*keepdim=*/true) * p, kNever);
+}
+
+void keep_likely(at::Tensor& scores, const SamplingOptions& options) {
+  if (options.top_k == 0 && options.top_p == 1.0 && options.min_p == 0.0) return;
+  if (ops::computes_on_gpu(scores)) {
+    ops::keep_likely_tokens_(scores, options.top_k, options.top_p, options.min_p);
+    return;
+  }
+  if (options.top_k > 0) keep_top_k(scores, options.top_k);
+  if (options.top_p < 1.0) keep_top_p(scores, options.top_p, options.torch_draws);
+  if (options.min_p > 0.0) keep_min_p(scores, options.min_p);
 }
 
 }  // namespace
@@ -93,9 +105,7 @@ at::Tensor warped_logits(const at::Tensor& logits, const at::Tensor& seen, const
   if (blocked.defined()) scores.masked_fill_(blocked, kNever);
   if (!options.do_sample) return scores;
   if (options.temperature != 1.0) scores.div_(options.temperature);
-  if (options.top_k > 0) keep_top_k(scores, options.top_k);
-  if (options.top_p < 1.0) keep_top_p(scores, options.top_p, options.torch_draws);
-  if (options.min_p > 0.0) keep_min_p(scores, options.min_p);
+  keep_likely(scores, options);
   return scores;
 }
 
@@ -104,9 +114,11 @@ at::Tensor choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows
   if (!options.do_sample) return logits.argmax(-1);
   std::vector<double> draws;
   for (size_t i = 0; i < rows.size(); ++i) draws.push_back(uniform(options.seed, positions[i], rows[i]));
+  const at::Tensor uniforms = on_device(draws, logits.device());
+  if (ops::computes_on_gpu(logits)) return ops::draw_tokens(logits, uniforms);
   const at::Tensor sums = logits.to(at::kDouble).softmax(-1).cumsum(-1);
   const at::Tensor total = sums.narrow(-1, sums.size(-1) - 1, 1);
-  const at::Tensor draw = on_device(draws, logits.device()).unsqueeze(1) * total;
+  const at::Tensor draw = uniforms.unsqueeze(1) * total;
   // The first token whose sum lies above the draw: one of probability 0 adds nothing and is never it. Rounding up to the
   // total itself would name no token; the last with a probability is meant then.
   const at::Tensor last = sums.lt(total).sum(-1, /*keepdim=*/true);

@@ -11,6 +11,7 @@
 #include "ops/norm.hpp"
 #include "ops/operator.hpp"
 #include "ops/rope.hpp"
+#include "ops/sampling.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -63,6 +64,16 @@ void gated_activation_out(const Tensor& gate_up, Tensor& h, Activation act) {
 Tensor embedding(const Tensor& weight, const Tensor& tokens) {
   static const auto op = Operator<Tensor(const Tensor&, const Tensor&)>("qlorapp::embedding");
   return op.call(weight, tokens);
+}
+
+void keep_likely_tokens_(Tensor& scores, int64_t top_k, double top_p, double min_p) {
+  static const auto op = Operator<void(Tensor&, int64_t, double, double)>("qlorapp::keep_likely_tokens_");
+  op.call(scores, top_k, top_p, min_p);
+}
+
+Tensor draw_tokens(const Tensor& scores, const Tensor& draws) {
+  static const auto op = Operator<Tensor(const Tensor&, const Tensor&)>("qlorapp::draw_tokens");
+  return op.call(scores, draws);
 }
 
 Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd, NormRule rule) {

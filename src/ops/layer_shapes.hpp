@@ -256,6 +256,25 @@ inline void check_decode_attention(std::string_view op, const at::Tensor& q, con
   TORCH_CHECK_VALUE(longest >= 1, "[", op, "] longest must be at least 1; got ", longest, ". Pass the most keys that a row has.");
 }
 
+inline void check_scores(std::string_view op, const at::Tensor& scores) {
+  TORCH_CHECK_VALUE(scores.scalar_type() == at::kFloat && scores.dim() == 2 && scores.is_contiguous() && scores.sym_size(1) > 0,
+                    "[", op, "] scores must be (R, V) float32 and contiguous, V at least 1; got ", scores.scalar_type(), " ",
+                    scores.sym_sizes(), ". Convert them.");
+}
+inline void check_likely(std::string_view op, const at::Tensor& scores, int64_t top_k, double top_p, double min_p) {
+  check_scores(op, scores);
+  TORCH_CHECK_VALUE(top_k >= 0 && top_p >= 0 && top_p <= 1 && min_p >= 0 && min_p <= 1, "[", op,
+                    "] top_k must be at least 0, top_p and min_p in [0, 1]; got ", top_k, ", ", top_p, " and ", min_p,
+                    ". 0, 1 and 0 keep all tokens.");
+}
+inline void check_draws(std::string_view op, const at::Tensor& scores, const at::Tensor& draws) {
+  check_scores(op, scores);
+  TORCH_CHECK_VALUE(
+      draws.scalar_type() == at::kDouble && draws.dim() == 1 && draws.sym_size(0) == scores.sym_size(0) && draws.is_contiguous(),
+      "[", op, "] draws must be float64, one a row of scores; got ", draws.scalar_type(), " ", draws.sym_sizes(), " for ",
+      scores.sym_size(0), " rows. Convert them.");
+}
+
 inline void check_embedding(std::string_view op, const at::Tensor& weight, const at::Tensor& tokens) {
   check_floating(op, "weight", weight);
   TORCH_CHECK_TYPE(tokens.scalar_type() == at::kLong, "[", op, "] tokens must be int64; got ", tokens.scalar_type(),

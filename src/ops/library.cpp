@@ -136,6 +136,11 @@ TORCH_LIBRARY(qlorapp, m) {
       "int chunk_rows=512, int target_count=-1, float logit_factor=1.0, float logit_cap=0.0, Tensor(a!)? statistics=None) "
       "-> (Tensor loss_sum, Tensor grad_hidden)");
 
+  // On a GPU: scores float32 (R, V) that top_k (0: off), then top_p (1), then min_p (0) exclude become -inf; the token of each row by inverse
+  // cumulative probability of draws, float64 (R) → int64 (R).
+  m.def("keep_likely_tokens_(Tensor(a!) scores, int top_k=0, float top_p=1.0, float min_p=0.0) -> ()");
+  m.def("draw_tokens(Tensor scores, Tensor draws) -> Tensor");
+
   // x · mask / (1 - p); the mask is a pure function of (seed, micro_step, site, element index): core/philox.hpp.
   m.def("seeded_dropout(Tensor x, float p, int seed, int micro_step, int site, int first=0) -> Tensor");
 

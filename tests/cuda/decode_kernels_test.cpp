@@ -4,6 +4,7 @@
 #include "cuda/decode_attention.hpp"
 #include "cuda/gemm_4bit.hpp"
 #include "cuda/gemm_4bit_group.hpp"
+#include "cuda/sampling.hpp"
 #include "device_matrix.hpp"
 
 using namespace kernels;
@@ -117,4 +118,29 @@ TEST_CASE("products of a group read weights and adapters and write y, and nothin
     }
   }
   REQUIRE(counters.bytes() == std::vector<unsigned char>(8, 0));
+}
+
+TEST_CASE("the choice of a token reads a row's scores, at any width, and of many equal ones", "[cuda]") {
+  if (no_gpu()) return;
+  for (const int64_t rows : {0, 1, 3}) {
+    for (const int64_t words : {1, 7, 1023, 1024, 1025, 2049, 8193, 70001}) {  // of eight values: up to nine thousand are equal
+      const Memory draws(std::vector<double>{0.0, 0.5, 1 - 0x1p-53});
+      for (const auto& [top_k, top_p, min_p] : std::vector<std::tuple<int64_t, double, double>>{
+               {0, 0.0, 0.0}, {0, 0.4, 0.0}, {0, 0.999, 0.0}, {20, 1.0, 0.0}, {3000, 0.7, 0.1}}) {
+        CAPTURE(rows, words, top_k, top_p, min_p);
+        const Matrix scores(Float::kFloat32, rows, words, {1, 0}, true), tokens(Float::kFloat32, 1, 2 * rows, {0, 0}, false);
+        check(cuda::keep_likely_tokens(scores.as<float>(), rows, words, top_k, top_p, min_p, nullptr));
+        check(cuda::draw_tokens(scores.as<float>(), rows, words, draws.at<double>(), tokens.as<int64_t>(), nullptr));
+        std::vector<float> found(static_cast<size_t>(rows * words));
+        std::vector<int64_t> drawn(static_cast<size_t>(rows));
+        check(cudaMemcpy(found.data(), scores.data(), found.size() * 4, cudaMemcpyDeviceToHost));
+        check(cudaMemcpy(drawn.data(), tokens.data(), drawn.size() * 8, cudaMemcpyDeviceToHost));
+        for (int64_t row = 0; row < rows; ++row) {
+          const int64_t token = drawn[static_cast<size_t>(row)];
+          REQUIRE((token >= 0 && token < words));
+          REQUIRE(std::isfinite(found[static_cast<size_t>(row * words + token)]));
+        }
+      }
+    }
+  }
 }

@@ -136,6 +136,15 @@ Tensor embedding(const Tensor& weight, const Tensor& tokens) {
   return at::empty_symint({tokens.sym_size(0), weight.sym_size(1)}, weight.options().device(tokens.device()));
 }
 
+void keep_likely_tokens_(Tensor& scores, int64_t top_k, double top_p, double min_p) {
+  check_likely("keep_likely_tokens_", scores, top_k, top_p, min_p);
+}
+
+Tensor draw_tokens(const Tensor& scores, const Tensor& draws) {
+  check_draws("draw_tokens", scores, draws);
+  return at::empty_symint({scores.sym_size(0)}, scores.options().dtype(at::kLong));
+}
+
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                                                 const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows,
                                                 int64_t target_count, double, double, const std::optional<Tensor>& statistics) {
@@ -168,6 +177,8 @@ TORCH_LIBRARY_IMPL(qlorapp, Meta, m) {
   m.impl("attention_backward", attention_backward);
   m.impl("attention_with_cache", attention_with_cache);
   m.impl("decode_attention", decode_attention);
+  m.impl("keep_likely_tokens_", keep_likely_tokens_);
+  m.impl("draw_tokens", draw_tokens);
   m.impl("linear_cross_entropy", linear_cross_entropy);
 }
 
