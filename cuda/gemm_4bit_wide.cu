@@ -330,10 +330,8 @@ uint32_t most_parts(const Extent& extent) {
   for (uint32_t i = 0; i < extent.strips; ++i) most = std::max(most, extent.parts(i));
   return most;
 }
-int tokens_of(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128; }
-
 template <class T, int kTokens>
-cudaError_t launch_wide(const GemmFourBitGroup& asked, int multiprocessors, Stream stream) {
+cudaError_t launch_sums(const Work& work, bool is_laid, Stream stream) {
   static std::atomic<signed char> known[64];
   using Shape = Wide<kTokens>;
   const bool fits = once_a_device(known, [] {
@@ -343,36 +341,29 @@ cudaError_t launch_wide(const GemmFourBitGroup& asked, int multiprocessors, Stre
            cudaFuncGetAttributes(&has, kernel) == cudaSuccess && has.numRegs * kAllThreads >= Shape::kRegisters;
   });
   if (!fits) return cudaErrorLaunchOutOfResources;
-  Work work = work_of(asked, kHeight);
-  work.splits = multiprocessors;
-  work.laid = reinterpret_cast<unsigned char*>(asked.partial);
-  work.asked.partial += laid_bytes(kTokens, work.asked.k) / 4;
-  const int64_t pieces = laid_bytes(kTokens, work.asked.k) / 16, of_x = (pieces + kBesideThreads - 1) / kBesideThreads;
-  const int64_t of_u = (asked.m + kTileTokens - 1) / kTileTokens * ((asked.ranks + kTileRanks - 1) / kTileRanks);
-  if (const cudaError_t error =
-          launch_early<prepare_wide<T, kTokens>>(dim3(static_cast<unsigned>(of_u + of_x)), kBesideThreads, 0, stream, work);
-      error != cudaSuccess)
-    return error;
-  const Extent extent(work, static_cast<unsigned>(multiprocessors));
-  if (const cudaError_t error = launch_early<wide_rows<T, kTokens>>(dim3(extent.ctas), kAllThreads, Shape::kBytes, stream, work);
-      error != cudaSuccess)
-    return error;
-  const dim3 rest(extent.strips, static_cast<unsigned>((asked.m + kFinished - 1) / kFinished));
-  return launch_early<finish_wide<T, kTokens>>(rest, kHeight, 0, stream, work);
+  const int64_t pieces = is_laid ? 0 : laid_bytes(kTokens, work.asked.k) / 16,
+                of_x = (pieces + kBesideThreads - 1) / kBesideThreads;
+  const int64_t of_u = (work.asked.m + kTileTokens - 1) / kTileTokens * ((work.asked.ranks + kTileRanks - 1) / kTileRanks);
+  if (of_u + of_x > 0) {
+    const cudaError_t error =
+        launch_early<prepare_wide<T, kTokens>>(dim3(static_cast<unsigned>(of_u + of_x)), kBesideThreads, 0, stream, work);
+    if (error != cudaSuccess) return error;
+  }
+  const Extent extent(work, static_cast<unsigned>(work.splits));
+  return launch_early<wide_rows<T, kTokens>>(dim3(extent.ctas), kAllThreads, Shape::kBytes, stream, work);
 }
 
 template <class T>
 cudaError_t launch_rows(const GemmFourBitGroup& asked, int multiprocessors, Stream stream) {
-  switch (tokens_of(asked.m)) {
-    case 16:
-      return launch_wide<T, 16>(asked, multiprocessors, stream);
-    case 32:
-      return launch_wide<T, 32>(asked, multiprocessors, stream);
-    case 64:
-      return launch_wide<T, 64>(asked, multiprocessors, stream);
-    default:
-      return launch_wide<T, 128>(asked, multiprocessors, stream);
-  }
+  return with_tokens(asked.m, [&](auto tokens) {
+    constexpr int kTokens = decltype(tokens)::value;
+    Work work = work_of(asked, kHeight);
+    work.splits = multiprocessors;
+    work.laid = reinterpret_cast<unsigned char*>(asked.partial);
+    work.asked.partial += laid_bytes(kTokens, work.asked.k) / 4;
+    const cudaError_t error = launch_sums<T, kTokens>(work, /*is_laid=*/false, stream);
+    return error == cudaSuccess ? launch_finish<T, kTokens>(work, stream) : error;
+  });
 }
 
 }  // namespace
@@ -395,10 +386,21 @@ bool goes_wide(const GemmFourBitGroup& work) {
 #endif
 }
 
-int64_t wide_rows_floats(const GemmFourBitGroup& asked, int multiprocessors) {
+int64_t wide_sums_floats(const GemmFourBitGroup& asked, int multiprocessors) {
   const Work work = work_of(asked, kHeight);
-  const uint32_t parts = most_parts(Extent(work, static_cast<unsigned>(multiprocessors)));
-  return laid_bytes(tokens_of(asked.m), asked.k) / 4 + parts * asked.m * work.first_row[asked.count];
+  return most_parts(Extent(work, static_cast<unsigned>(multiprocessors))) * asked.m * work.first_row[asked.count];
+}
+
+int64_t wide_rows_floats(const GemmFourBitGroup& asked, int multiprocessors) {
+  return laid_bytes_of(asked.m, asked.k) / 4 + wide_sums_floats(asked, multiprocessors);
+}
+
+cudaError_t sum_wide_rows(const GemmFourBitGroup& asked, unsigned char* laid, bool is_laid, int multiprocessors, Stream stream) {
+  Work work = work_of(asked, kHeight);
+  work.splits = multiprocessors;
+  work.laid = laid;
+  return with_tokens(asked.m,
+                     [&](auto tokens) { return launch_sums<__nv_bfloat16, decltype(tokens)::value>(work, is_laid, stream); });
 }
 
 cudaError_t multiply_wide_rows(const GemmFourBitGroup& work, int multiprocessors, Stream stream) {

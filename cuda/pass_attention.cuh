@@ -35,62 +35,12 @@ struct Unit {
   }
 };
 
-/// A head as attention reads it, by a warp. @param scratch  d floats.  @param to  may lie over scratch.
+/// Not inlined: see next_source().
 template <int kDim>
 __device__ __noinline__ void prepare_head(const DecodePass& pass, const PassPhase& phase, int lane, const T* from, const void* norm,
                                           int64_t position, float* scratch, T* to) {
-  constexpr int kEach = kDim / 32;
-  const int dim = pass.head_dim;
-  float v[kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) v[i] = lane + 32 * i < dim ? to_float(from[lane + 32 * i]) : 0.0F;
-  float cosines[kEach] = {}, sines[kEach] = {};
-  const int turned = min(dim, 2 * phase.half);
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int e = lane + 32 * i;
-    if (e >= turned) break;
-    const int64_t angle = position * phase.half + (phase.interleaved ? e / 2 : e < phase.half ? e : e - phase.half);
-    cosines[i] = rounded<T>(__ldg(phase.cos + angle)), sines[i] = rounded<T>(__ldg(phase.sin + angle));
-  }
-  const auto norm_it = [&] {
-    if (norm == nullptr) return;
-    float squares = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) squares += v[i] * v[i];
-    const float rstd = rsqrtf(across_warp<Sum>(squares) / static_cast<float>(dim) + phase.eps);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (lane + 32 * i >= dim) break;
-      const float weight = to_float(static_cast<const T*>(norm)[lane + 32 * i]);
-      if (pass.norm_rule == NormRule::kRoundTwice) v[i] = rounded<T>(rounded<T>(v[i] * rstd) * weight);
-      else v[i] = rounded<T>(v[i] * rstd * (pass.norm_rule == NormRule::kOnePlus ? weight + 1.0F : weight));
-    }
-  };
-  const auto turn = [&] {
-    const int half = phase.half;
-    if (half == 0) return;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      if (lane + 32 * i < dim) scratch[lane + 32 * i] = v[i];
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int e = lane + 32 * i;
-      if (e >= turned) break;
-      const bool is_first = phase.interleaved ? e % 2 == 0 : e < half;
-      const int other = phase.interleaved ? e ^ 1 : (is_first ? e + half : e - half);
-      const float own = rounded<T>(v[i] * cosines[i]), added = rounded<T>(scratch[other] * sines[i]);
-      v[i] = rounded<T>(is_first ? own - added : own + added);
-    }
-    __syncwarp();
-  };
-  if (phase.turns_before_norm) turn();
-  norm_it();
-  if (!phase.turns_before_norm) turn();
-#pragma unroll
-  for (int i = 0; i < kEach; ++i)
-    if (lane + 32 * i < dim) to[lane + 32 * i] = from_float<T>(v[i]);
+  prepare_head_of<kDim>(
+      pass, phase, lane, [&](int i) { return to_float(from[i]); }, norm, position, scratch, to);
 }
 
 template <int kDim, int kRows>

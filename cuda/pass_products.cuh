@@ -151,17 +151,6 @@ __device__ __forceinline__ float with_adapter(const PassPhase& phase, int weight
                                : sum + to_float(__ldg(static_cast<const T*>(phase.bias) + phase.first_row[weight_index] + row));
 }
 
-template <Activation act>
-__device__ __forceinline__ float sigmoid_argument(float g) {
-  if constexpr (act == Activation::kSilu) return g;
-  else return 1.5957691216057308F * g * (1.0F + 0.044715F * g * g);
-}
-__device__ __forceinline__ float activated(Activation act, float gate, float up) {
-  const float v =
-      act == Activation::kSilu ? sigmoid_argument<Activation::kSilu>(gate) : sigmoid_argument<Activation::kGeluTanh>(gate);
-  return rounded<T>(gate * __fdividef(1.0F, 1.0F + __expf(-v))) * up;
-}
-
 /// Adds up what the warps have of a turn, and writes what it gives.
 template <int kRows>
 __device__ __forceinline__ void finish_turn(const Here<kRows>& here, const PassPhase& phase, const Turn& turn, const T* u) {
@@ -348,17 +337,7 @@ __device__ __forceinline__ void sum_phase(const Here<kRows>& here, const PassPha
     if (is_there && phase.x != nullptr) {
       const float x = to_float(static_cast<const T*>(phase.x)[static_cast<int64_t>(token) * phase.width + column]);
       const float weight = to_float(static_cast<const T*>(phase.norm)[column]), normed = x * rstd_of(here, phase, token);
-      switch (here.pass.norm_rule) {
-        case NormRule::kRoundTwice:
-          value = rounded<T>(rounded<T>(normed) * weight);
-          break;
-        case NormRule::kRoundOnce:
-          value = rounded<T>(normed * weight);
-          break;
-        case NormRule::kOnePlus:
-          value = rounded<T>(normed * (weight + 1.0F));
-          break;
-      }
+      value = normed_by(here.pass.norm_rule, normed, weight);
       value = add_to_stream(phase, value, other.stream, token, column);
     }
     leave_for_norm(phase, value, other.weight, token, column, here.lane, is_there);

@@ -8,11 +8,10 @@
 #include "decode_pass.hpp"
 #include "few_rows.cuh"
 #include "head_sums.cuh"
+#include "pass_formulas.cuh"
 
 namespace qlorapp::cuda {
 namespace {
-
-using T = __nv_bfloat16;
 
 constexpr int kPassWarps = 16, kPassThreads = 32 * kPassWarps;
 constexpr int kNear = 6;          ///< Phases whose description is in shared memory: the present one and those after it.

@@ -116,6 +116,7 @@ std::unique_ptr<ops::DecodePass> decode_pass_of(CausalLM& model, const DecodeAda
                       .heads = shape.heads,
                       .kv_heads = shape.kv_heads,
                       .head_dim = shape.head_dim,
+                      .capacity = cache.capacity,
                       .eps = shape.rms_norm_eps,
                       .attention_scale = shape.score_scale(),
                       .residual_factor = shape.residual_factor,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A pass of one token in each of a few rows through all blocks in one launch of a GPU, behind an interface that any build has.
+/// A pass of one token in each of up to 128 rows through all blocks of a model on a GPU, behind an interface that any build has: of up to 8 rows in one
+/// launch, of more in a few a block.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +42,7 @@ struct PassBlock {
 struct PassModel {
   std::vector<PassBlock> blocks;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t capacity = 1;  ///< Keys that a row has at most.
   double eps = 1e-6, attention_scale = 1, residual_factor = 1;
   format::NormRule norm_rule = format::NormRule::kRoundTwice;
   format::Activation activation = format::Activation::kSilu;
@@ -55,7 +57,7 @@ class DecodePass {
   virtual ~DecodePass() = default;
   /// @param x  (rows, D) bfloat16, the embeddings.
   /// @returns the residual stream behind the last block, (rows, D): memory of this object, until the next call. Keys and values of the tokens are
-  ///          in the cache then. One launch; does not synchronize.
+  ///          in the cache then. Does not synchronize.
   [[nodiscard]] virtual at::Tensor run(const at::Tensor& x) = 0;
 };
 

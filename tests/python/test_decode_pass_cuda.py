@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pass of one token a row in one launch (cuda/decode_pass.hpp), beside the launches that more rows take, and beside whole passes."""
+"""A pass of one token a row in one launch (cuda/decode_pass.hpp), beside one of more rows phase by phase (cuda/wide_pass.hpp), and beside whole
+passes."""
 
 import peer
 import peft
@@ -67,13 +68,16 @@ def kernels(work):
     return [event.name for event in profile.events()]
 
 
-def compare(core, exact, lengths, steps):
-    """Root mean squares of the errors of one launch, of many, and of what they should be: float32's hidden states of a whole pass."""
+def compare(core, exact, lengths, steps, together):
+    """Root mean squares of the errors of one launch, of many, and of what they should be: float32's hidden states of a whole pass.
+
+    together: rows of the many launches.
+    """
     torch.manual_seed(0)
     rows = [torch.randint(0, VOCABULARY, (length,)).tolist() for length in lengths]
     most = max(lengths) + steps
-    few, many = _C.make_cache(core, len(rows), most), _C.make_cache(core, 16, most)
-    fillers = [[3]] * (16 - len(rows))
+    few, many = _C.make_cache(core, len(rows), most), _C.make_cache(core, together, most)
+    fillers = [[3]] * (together - len(rows))
     for cache, all_rows in ((few, rows), (many, rows + fillers)):
         _C.forward_cached(
             core, cache, torch.tensor([token for row in all_rows for token in row]), [len(row) for row in all_rows]
@@ -84,7 +88,7 @@ def compare(core, exact, lengths, steps):
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.append(token)
         one = _C.forward_cached(core, few, tokens, [1] * len(rows)).double()
-        launches = _C.forward_cached(core, many, torch.cat([tokens, torch.full((len(fillers),), 3)]), [1] * 16).double()
+        launches = _C.forward_cached(core, many, torch.cat([tokens, torch.full((len(fillers),), 3)]), [1] * together).double()
         for i, ids in enumerate(rows):
             whole = _C.forward_cached(exact, _C.make_cache(exact, 1, len(ids)), torch.tensor(ids), [len(ids)])[0].double()
             errors += torch.stack(
@@ -93,23 +97,40 @@ def compare(core, exact, lengths, steps):
     return errors.sqrt().tolist()
 
 
-def check(cores, lengths, steps=7):
-    ours, launches, size = compare(*cores, lengths, steps)
+def check(cores, lengths, steps=7, together=16):
+    ours, launches, size = compare(*cores, lengths, steps, together)
     assert ours <= 1.5 * launches, (ours, launches, size)
+    assert launches <= 1.5 * ours, (ours, launches, size)
 
 
-def used(core, rows=2):
+def used(core, rows=2, kernel="run_pass"):
     cache = _C.make_cache(core, rows, 8)
     _C.forward_cached(core, cache, torch.arange(3, 3 + rows), [1] * rows)
     found = kernels(lambda: _C.forward_cached(core, cache, torch.arange(3, 3 + rows), [1] * rows))
-    return any("run_pass" in name for name in found)
+    return any(kernel in name for name in found)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family(family, tmp_path):
     cores = core_of(tmp_path / "m", {"r": 8, "lora_alpha": 16}, **FAMILIES[family] | WIDER.get(family, {}))
     assert used(cores[0]) == (family not in OTHERWISE and torch.cuda.get_device_capability() >= (9, 0))
+    assert used(cores[0], 16, "end_in_stream") == (family not in OTHERWISE and torch.cuda.get_device_capability() == (9, 0))
     check(cores, [5, 17, 1])
+
+
+@pytest.mark.parametrize("together", [9, 31, 40, 65, 128])
+@pytest.mark.parametrize(
+    "lora", [None, {"r": 16}, {"r": 6, "rank_pattern": {"q_proj": 2, "v_proj": 24}, "exclude_modules": ["k_proj", "down_proj"]}]
+)
+def test_many_rows_and_adapters(together, lora, tmp_path):
+    cores = core_of(tmp_path / "m", lora, intermediate_size=2816, attention_bias=True)
+    check(cores, [40, 1, 300, 17, 256, 255, 700, 2], together=together)
+
+
+@pytest.mark.parametrize("hidden_size", [4352, 8448])  # more columns than a thread has at once
+def test_wide_streams(hidden_size, tmp_path):
+    cores = core_of(tmp_path / "m", {"r": 8}, hidden_size=hidden_size, num_hidden_layers=1)
+    check(cores, [9, 30], together=12)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
@@ -150,3 +171,25 @@ def test_a_repeated_pass_has_the_same_bits(tmp_path):
 
     first = run()
     assert all(torch.equal(run(), first) for _ in range(3))
+
+
+def test_a_row_has_the_same_bits_wherever_it_is(tmp_path):
+    """Of as many rows of such lengths, whatever the others are."""
+    core, _ = core_of(tmp_path / "m", {"r": 8})
+
+    def run(row, other):
+        cache = _C.make_cache(core, 40, 200)
+        torch.manual_seed(0)
+        own, steps = torch.randint(0, VOCABULARY, (100,)), torch.randint(0, VOCABULARY, (7,))
+        prompts = [own if i == row else torch.tensor([other]) for i in range(40)]
+        _C.forward_cached(core, cache, torch.cat(prompts), [len(prompt) for prompt in prompts])
+        found = []
+        for step in steps:
+            tokens = torch.full((40,), other)
+            tokens[row] = step
+            found.append(_C.forward_cached(core, cache, tokens, [1] * 40)[row])
+        return torch.stack(found)
+
+    first = run(3, 1)
+    assert torch.equal(run(3, 9), first)
+    assert torch.equal(run(39, 1), first)

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/decode_pass.hpp"
 
-#include <algorithm>
-#include <bit>
 #include <cstring>
-#include <numbers>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -12,211 +9,25 @@
 
 #include "cuda/decode_pass.hpp"
 #include "launch.hpp"
+#include "pass_writer.hpp"
 
 namespace qlorapp::ops {
 namespace {
 
-using cuda::PassKind;
 using cuda::PassPhase;
-
-const void* address_of(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
-bool lies_at(const void* address, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
-
-int multiprocessors() { return at::cuda::getCurrentDeviceProperties()->multiProcessorCount; }
-
-/// Writes down the phases of a model.
-class Writer {
- public:
-  Writer(const PassModel& model, int64_t rows, const at::TensorOptions& options) : model_(model), rows_(rows), options_(options) {}
-
-  /// @returns false where a layer has no kernel.
-  bool write() {
-    const PassBlock& first = model_.blocks.front();
-    width_ = first.qkv.columns;
-    nested_ = first.qkv.linears.front().nested_absmax.defined();
-    const int64_t heads = (model_.heads + 2 * model_.kv_heads) * model_.head_dim;
-    stream = matrix(width_), input_ = matrix(width_), branch_ = matrix(width_), qkv_ = matrix(heads);
-    attended_ = matrix(model_.heads * model_.head_dim), h_ = matrix(first.down.columns);
-    squares_ = squares(), branch_squares_ = squares();
-    if (width_ % 16 != 0) return false;
-    write_sum({}, first.before_attention);
-    for (size_t i = 0; i < model_.blocks.size(); ++i) {
-      const PassBlock& block = model_.blocks[i];
-      const bool is_last = i + 1 == model_.blocks.size();
-      PassPhase qkv = product(block.qkv, input_, block.before_attention);
-      qkv.y = qkv_.mutable_data_ptr();
-      if (!add(qkv)) return false;
-      write_attention(block);
-      if (!write_branch(block.o, attended_, block.after_attention, block.before_mlp, /*is_last=*/false)) return false;
-      PassPhase gate_up = product(block.gate_up, input_, block.before_mlp);
-      gate_up.gated = true;
-      gate_up.activation = model_.activation;
-      gate_up.y = h_.mutable_data_ptr();
-      if (!add(gate_up)) return false;
-      const at::Tensor next = is_last ? at::Tensor() : model_.blocks[i + 1].before_attention;
-      if (!write_branch(block.down, h_, block.after_mlp, next, is_last)) return false;
-    }
-    int next = static_cast<int>(phases.size());
-    for (int i = next - 1; i >= 0; --i) {
-      phases[static_cast<size_t>(i)].next_product = next;
-      if (phases[static_cast<size_t>(i)].kind == PassKind::kProduct) next = i;
-    }
-    return true;
-  }
-
-  std::vector<PassPhase> phases;
-  at::Tensor stream;             ///< (rows, D)
-  std::vector<at::Tensor> held;  ///< Workspaces.
-  int64_t most_ranks = 0;
-
- private:
-  at::Tensor matrix(int64_t columns) { return held.emplace_back(at::empty({rows_, columns}, options_)); }
-  at::Tensor squares() { return held.emplace_back(at::empty({width_ / 16, PassPhase::kSquaresEach}, options_.dtype(at::kFloat))); }
-
-  /// @param norm  in front of it; undefined: none.
-  PassPhase product(const PassGroup& group, const at::Tensor& x, const at::Tensor& norm) {
-    PassPhase phase;
-    phase.kind = PassKind::kProduct;
-    phase.x = x.const_data_ptr();
-    phase.k = static_cast<int>(group.columns);
-    phase.eps = static_cast<float>(model_.eps);
-    if (norm.defined()) phase.squares = squares_.const_data_ptr<float>();
-    phase.a = address_of(group.a);
-    phase.bias = address_of(group.bias);
-    phase.wide_ranks = true;
-    phase.ranks = group.a.defined() ? static_cast<int>(group.a.size(0)) : 0;
-    is_known_ = is_known_ && group.linears.size() <= PassPhase::kMostWeights && x.size(1) == group.columns && lies_at(phase.a, 16);
-    for (const PassLinear& linear : group.linears) {
-      if (phase.count == PassPhase::kMostWeights) break;
-      cuda::PassWeight& weight = phase.weights[phase.count++];
-      weight.packed = linear.packed.const_data_ptr<uint8_t>();
-      weight.absmax = linear.absmax.const_data_ptr();
-      is_known_ = is_known_ && linear.nested_absmax.defined() == nested_ && lies_at(weight.packed, 16) &&
-                  lies_at(weight.absmax, nested_ ? 4 : 16);
-      if (linear.nested_absmax.defined()) {
-        weight.nested_absmax = linear.nested_absmax.const_data_ptr<float>();
-        weight.nested_offset = linear.nested_offset.const_data_ptr<float>();
-      }
-      weight.n = static_cast<int>(linear.rows);
-      weight.u_column = static_cast<int>(linear.u_column);
-      if (linear.b.defined()) {
-        is_known_ = is_known_ && linear.u_column + linear.b.size(1) <= phase.ranks;
-        weight.b = linear.b.const_data_ptr();
-        weight.rank = static_cast<int>(linear.b.size(1));
-        weight.scaling = static_cast<float>(linear.scaling);
-        phase.wide_ranks = phase.wide_ranks && weight.rank % 8 == 0 && weight.u_column % 8 == 0 && lies_at(weight.b, 16);
-      }
-      phase.width += weight.n;
-    }
-    phase.wide_ranks = phase.wide_ranks && phase.ranks % 8 == 0;
-    return phase;
-  }
-  bool add(PassPhase& phase) {
-    if (phase.gated) phase.width /= 2;
-    if (!is_known_ || !cuda::divide_product(phase, static_cast<int>(rows_), multiprocessors())) return false;
-    phase.formed = formed_ += phase.jobs;
-    most_ranks = std::max<int64_t>(most_ranks, phase.ranks);
-    phases.push_back(phase);
-    return true;
-  }
-  /// What the norm after this phase reads; undefined: a part without one.
-  void leave(PassPhase& phase, const at::Tensor& norm) {
-    phase.next_x = input_.mutable_data_ptr();
-    phase.next_norm = address_of(norm);
-    if (norm.defined()) phase.next_squares = squares_.mutable_data_ptr<float>();
-  }
-  /// stream += factor · norm(x), or the stream as it is where x is undefined.
-  void write_sum(const at::Tensor& after, const at::Tensor& before_next, bool is_last = false) {
-    PassPhase phase;
-    phase.kind = PassKind::kSum;
-    phase.k = phase.width = static_cast<int>(width_);
-    phase.stream = stream.mutable_data_ptr();
-    phase.eps = static_cast<float>(model_.eps);
-    phase.factor = static_cast<float>(model_.residual_factor);
-    if (after.defined()) {
-      phase.x = branch_.const_data_ptr();
-      phase.norm = address_of(after);
-      phase.squares = branch_squares_.const_data_ptr<float>();
-    }
-    if (!is_last) leave(phase, before_next);
-    phases.push_back(phase);
-  }
-  bool write_branch(const PassGroup& group, const at::Tensor& x, const at::Tensor& after, const at::Tensor& before_next,
-                    bool is_last) {
-    PassPhase phase = product(group, x, {});
-    is_known_ = is_known_ && phase.width == width_;
-    if (after.defined()) {
-      phase.y = branch_.mutable_data_ptr();
-      phase.next_squares = branch_squares_.mutable_data_ptr<float>();
-      if (!add(phase)) return false;
-      write_sum(after, before_next, is_last);
-      return true;
-    }
-    phase.stream = stream.mutable_data_ptr();
-    phase.factor = static_cast<float>(model_.residual_factor);
-    if (!is_last) leave(phase, before_next);
-    return add(phase);
-  }
-  void write_attention(const PassBlock& block) {
-    PassPhase phase;
-    phase.kind = PassKind::kAttention;
-    phase.x = qkv_.const_data_ptr();
-    phase.y = attended_.mutable_data_ptr();
-    phase.keys = block.keys.mutable_data_ptr();
-    phase.values = block.values.mutable_data_ptr();
-    if (block.cos.defined()) {
-      phase.cos = block.cos.const_data_ptr<float>();
-      phase.sin = block.sin.const_data_ptr<float>();
-      phase.half = static_cast<int>(block.cos.size(1));
-    }
-    phase.q_norm = address_of(block.of_queries);
-    phase.k_norm = address_of(block.of_keys);
-    phase.interleaved = model_.interleaved;
-    phase.turns_before_norm = model_.turns_before_norm;
-    phase.window = static_cast<int>(block.window);
-    phase.eps = static_cast<float>(model_.eps);
-    phase.scale = static_cast<float>(model_.attention_scale * std::numbers::log2e);
-    phase.splits = cuda::attention_splits(static_cast<int>(rows_), static_cast<int>(model_.heads),
-                                          static_cast<int>(model_.kv_heads), multiprocessors());
-    phases.push_back(phase);
-  }
-
-  const PassModel& model_;
-  const int64_t rows_;
-  const at::TensorOptions options_;
-  int64_t width_ = 0;
-  int formed_ = 0;
-  bool nested_ = false, is_known_ = true;
-  at::Tensor input_, branch_, qkv_, attended_, h_, squares_, branch_squares_;
-};
+using gpu::multiprocessors;
 
 class Pass final : public DecodePass {
  public:
-  Pass(PassModel model, Writer writer, const at::Tensor& numbers)
+  Pass(PassModel model, gpu::PassWriter writer, const at::Tensor& numbers)
       : model_(std::move(model)), numbers_(numbers), held_(std::move(writer.held)), stream_(writer.stream) {
     const auto bytes = static_cast<int64_t>(writer.phases.size() * sizeof(PassPhase));
     const at::Tensor host = at::empty({bytes}, at::kByte);
     std::memcpy(host.mutable_data_ptr(), writer.phases.data(), static_cast<size_t>(bytes));
     phases_ = host.to(numbers.device());
-    pass_ = {.phases = static_cast<const PassPhase*>(phases_.const_data_ptr()),
-             .count = static_cast<int>(writer.phases.size()),
-             .m = static_cast<int>(numbers.size(1)),
-             .heads = static_cast<int>(model_.heads),
-             .kv_heads = static_cast<int>(model_.kv_heads),
-             .head_dim = static_cast<int>(model_.head_dim),
-             .positions = numbers.select(0, 0).const_data_ptr<int64_t>(),
-             .slots = numbers.select(0, 1).const_data_ptr<int64_t>(),
-             .starts = numbers.select(0, 2).const_data_ptr<int64_t>(),
-             .lengths = numbers.select(0, 3).const_data_ptr<int64_t>(),
-             .shared_starts = numbers.select(0, 4).const_data_ptr<int64_t>(),
-             .shared_lengths = numbers.select(0, 5).const_data_ptr<int64_t>(),
-             .nested_block_size = model_.nested_block_size,
-             .nested_shift = std::has_single_bit(static_cast<uint64_t>(model_.nested_block_size))
-                                 ? std::countr_zero(static_cast<uint64_t>(model_.nested_block_size))
-                                 : -1,
-             .norm_rule = model_.norm_rule,
-             .quant_type = model_.quant_type,
-             .nested = model_.blocks.front().qkv.linears.front().nested_absmax.defined()};
+    pass_ = gpu::described(model_, numbers);
+    pass_.phases = static_cast<const PassPhase*>(phases_.const_data_ptr());
+    pass_.count = static_cast<int>(writer.phases.size());
     const at::TensorOptions options = stream_.options();
     u_ = at::empty({numbers.size(1), writer.most_ranks}, options);
     partial_ = at::empty({cuda::pass_partial_floats(pass_, multiprocessors())}, options.dtype(at::kFloat));
@@ -243,10 +54,13 @@ class Pass final : public DecodePass {
 
 std::unique_ptr<DecodePass> make(const PassModel& model, const at::Tensor& numbers) {
   const gpu::Launch launch(numbers);
-  if (model.blocks.empty() || !has_code_book(model.quant_type) || model.block_size != 64 || model.nested_block_size % 4 != 0 ||
-      !cuda::has_decode_pass(cuda::Float::kBFloat16, numbers.size(1), model.head_dim, gpu::code_architecture(), multiprocessors()))
+  if (model.blocks.empty() || !has_code_book(model.quant_type) || model.block_size != 64 || model.nested_block_size % 4 != 0)
     return nullptr;
-  Writer writer(model, numbers.size(1), at::TensorOptions().dtype(at::kBFloat16).device(numbers.device()));
+  constexpr int64_t kMostOfOneLaunch = 8;
+  if (numbers.size(1) > kMostOfOneLaunch) return gpu::make_wide_pass(model, numbers);
+  if (!cuda::has_decode_pass(cuda::Float::kBFloat16, numbers.size(1), model.head_dim, gpu::code_architecture(), multiprocessors()))
+    return nullptr;
+  gpu::PassWriter writer(model, numbers.size(1), at::TensorOptions().dtype(at::kBFloat16).device(numbers.device()));
   if (!writer.write()) return nullptr;
   return std::make_unique<Pass>(model, std::move(writer), numbers);
 }
