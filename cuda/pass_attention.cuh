@@ -40,7 +40,7 @@ template <int kDim>
 __device__ __noinline__ void prepare_head(const DecodePass& pass, const PassPhase& phase, int lane, const T* from, const void* norm,
                                           int64_t position, float* scratch, T* to) {
   prepare_head_of<kDim>(
-      pass, phase, lane, [&](int i) { return to_float(from[i]); }, norm, position, scratch, to);
+      HeadRule(pass, phase), lane, [&](int i) { return to_float(from[i]); }, norm, position, scratch, to);
 }
 
 template <int kDim, int kRows>

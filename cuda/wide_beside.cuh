@@ -147,21 +147,6 @@ struct Parts {
       for (int i = 0; i < kAtOnce; ++i) sums[0] += found[i].x, sums[1] += found[i].y, sums[2] += found[i].z, sums[3] += found[i].w;
     }
   }
-  /// The same of one column.
-  __device__ __forceinline__ float of(uint32_t strip, uint32_t token, uint32_t column) const {
-    constexpr int kAtOnce = 8;
-    const auto parts = static_cast<int>(extent.parts(strip));
-    const float* from = partial + static_cast<int64_t>(token) * width + column;
-    float sum = 0.0F;
-    for (int part = 0; part < parts; part += kAtOnce, from += kAtOnce * part_floats) {
-      float found[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) found[i] = part + i < parts ? from[i * part_floats] : 0.0F;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) sum += found[i];
-    }
-    return sum;
-  }
 };
 
 template <int kTokens>

@@ -11,157 +11,256 @@ namespace {
 
 constexpr int kEndThreads = 256, kMostThreads = 1024, kFour = 4;  // columns of a thread at a time
 
-/// What follows a product.
-struct End {
-  Work work;
-  PassPhase phase;
-  DecodePass pass;
-  unsigned char* next;  ///< WideMemory::next
-  bool has_sums;        ///< Of a product; else x is read.
+/// Where the sums of a product's parts lie.
+struct Sums {
+  const float* partial = nullptr;
+  const void* bias = nullptr;
+  uint32_t part_floats = 0, width = 0;      ///< Of all rows; of one.
+  uint32_t units = 0, total = 0, ctas = 0;  ///< As in Extent.
+  uint32_t first_strip[4] = {}, first_row[4] = {};
+  int count = 0;
+
+  explicit Sums(const Work& work)
+      : partial(work.asked.partial),
+        bias(work.asked.bias),
+        part_floats(static_cast<uint32_t>(work.asked.m * work.first_row[work.asked.count])),
+        width(static_cast<uint32_t>(work.first_row[work.asked.count])),
+        count(work.asked.count) {
+    static_assert(GemmFourBitGroup::kMostWeights == 4);
+    const Extent extent(work, static_cast<unsigned>(work.splits));
+    units = extent.units, total = extent.total, ctas = extent.ctas;
+    for (int i = 0; i < count; ++i)
+      first_strip[i] = static_cast<uint32_t>(work.first_strip[i]), first_row[i] = static_cast<uint32_t>(work.first_row[i]);
+  }
 };
 
+/// Four columns of a product: how many parts they have, and their bias. Reads nothing that a kernel before wrote.
+struct Columns {
+  int parts = 0;
+  const float* from = nullptr;  ///< Of the first row.
+  uint2 bias = {};
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Sums& sums, int own, uint32_t row) {
+    const uint32_t strip = sums.first_strip[own] + row / kHeight, column = sums.first_row[own] + row;
+    const uint32_t first = ((strip * sums.units + 1) * sums.ctas - 1) / sums.total;
+    parts = static_cast<int>((((strip + 1) * sums.units) * sums.ctas - 1) / sums.total - first) + 1;
+    from = sums.partial + column;
+    if (sums.bias != nullptr) bias = __ldg(reinterpret_cast<const uint2*>(static_cast<const T*>(sums.bias) + column));
+  }
+};
+
+__device__ __forceinline__ void unpack_four(uint2 words, float (&v)[kFour]) {
+  v[0] = __uint_as_float(words.x << 16), v[1] = __uint_as_float(words.x & 0xFFFF'0000U);
+  v[2] = __uint_as_float(words.y << 16), v[3] = __uint_as_float(words.y & 0xFFFF'0000U);
+}
 __device__ __forceinline__ uint2 words_of(const float (&v)[kFour]) {
   return make_uint2(pack_pair<T>(v[0], v[1]), pack_pair<T>(v[2], v[3]));
 }
-__device__ __forceinline__ void load_four(const void* from, int64_t at, float (&v)[kFour]) {
-  const uint2 words = *reinterpret_cast<const uint2*>(static_cast<const T*>(from) + at);
-  v[0] = __uint_as_float(words.x << 16), v[1] = __uint_as_float(words.x & 0xFFFF'0000U);
-  v[2] = __uint_as_float(words.y << 16), v[3] = __uint_as_float(words.y & 0xFFFF'0000U);
+__device__ __forceinline__ uint2 words_at(const void* from, int64_t at) {
+  return *reinterpret_cast<const uint2*>(static_cast<const T*>(from) + at);
 }
 __device__ __forceinline__ void store_four(void* to, int64_t at, const float (&v)[kFour]) {
   *reinterpret_cast<uint2*>(static_cast<T*>(to) + at) = words_of(v);
 }
 
-/// Four results of a product, rounded.
-template <int kTokens>
-__device__ __forceinline__ void results_of(const End& end, const Parts& parts, int own, uint32_t row, uint32_t token,
-                                           float (&v)[kFour]) {
-  const Work& work = end.work;
-  const uint32_t column = static_cast<uint32_t>(work.first_row[own]) + row;
-  float sums[kFour] = {}, bias[kFour] = {};
-  if (work.asked.bias != nullptr) load_four(work.asked.bias, column, bias);
-  parts.add<kPartsAtOnce<kTokens>>(static_cast<uint32_t>(work.first_strip[own]) + row / kHeight, token, column, kFour, sums);
+/// Four results of a product, rounded, of kSets places.
+template <int kAtOnce, int kSets>
+__device__ __forceinline__ void add_parts(const Sums& sums, const Columns (&columns)[kSets], int token, float (&v)[kSets][kFour]) {
+  const float* from[kSets];
+  float4 sum[kSets];
+  int most = 0;
 #pragma unroll
-  for (int i = 0; i < kFour; ++i) v[i] = rounded<T>(sums[i] + bias[i]);
+  for (int set = 0; set < kSets; ++set) {
+    from[set] = columns[set].from + static_cast<uint32_t>(token) * sums.width;
+    sum[set] = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+    most = max(most, columns[set].parts);
+  }
+#pragma unroll 1
+  for (int part = 0; part < most; part += kAtOnce) {
+    float4 found[kSets][kAtOnce];  // loads that nothing waits for: the last part stands for those that there are not
+#pragma unroll
+    for (int set = 0; set < kSets; ++set)
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const auto which = static_cast<uint32_t>(min(part + i, columns[set].parts - 1));
+        found[set][i] = *reinterpret_cast<const float4*>(from[set] + which * sums.part_floats);
+      }
+#pragma unroll
+    for (int set = 0; set < kSets; ++set)
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float4 one = found[set][i];
+        if (part + i < columns[set].parts) sum[set].x += one.x, sum[set].y += one.y, sum[set].z += one.z, sum[set].w += one.w;
+      }
+  }
+#pragma unroll
+  for (int set = 0; set < kSets; ++set) {
+    unpack_four(columns[set].bias, v[set]);
+    v[set][0] = rounded<T>(sum[set].x + v[set][0]), v[set][1] = rounded<T>(sum[set].y + v[set][1]);
+    v[set][2] = rounded<T>(sum[set].z + v[set][2]), v[set][3] = rounded<T>(sum[set].w + v[set][3]);
+  }
 }
+
+struct Gated {
+  Sums sums;
+  void* h;
+  unsigned char* next;  ///< WideMemory::next
+  int m, width;
+  Activation activation;
+};
 
 /// h = act(gate) · up, rows of which x has none 0.
 template <int kTokens>
-__global__ void __launch_bounds__(kEndThreads) end_gated(const __grid_constant__ End end) {
-  const PassPhase& phase = end.phase;
+__global__ void __launch_bounds__(kEndThreads, 4) end_gated(const __grid_constant__ Gated end) {
   const auto column = static_cast<int>((blockIdx.x * kEndThreads + threadIdx.x) * kFour), token = static_cast<int>(blockIdx.y);
-  const Parts parts(end.work);
+  if (column >= end.width) return;
+  const auto row = static_cast<uint32_t>(column);
+  const Columns columns[2] = {Columns(end.sums, 0, row), Columns(end.sums, 1, row)};
   wait_for_earlier_kernels();
-  if (column >= phase.width) return;
-  float gate[kFour] = {}, up[kFour];
-  if (token < end.pass.m) {
-    results_of<kTokens>(end, parts, 0, column, token, gate);
-    results_of<kTokens>(end, parts, 1, column, token, up);
+  float h[kFour] = {};
+  if (token < end.m) {
+    float of[2][kFour];
+    add_parts<4>(end.sums, columns, token, of);
 #pragma unroll
-    for (int i = 0; i < kFour; ++i) gate[i] = activated(phase.activation, gate[i], up[i]);
-    store_four(phase.y, static_cast<int64_t>(token) * phase.width + column, gate);
+    for (int i = 0; i < kFour; ++i) h[i] = activated(end.activation, of[0][i], of[1][i]);
+    store_four(end.h, static_cast<int64_t>(token) * end.width + column, h);
   }
-  lay_four<kTokens>(end.next, token, column, words_of(gate));
+  lay_four<kTokens>(end.next, token, column, words_of(h));
 }
+
+struct OfHeads {
+  Sums sums;
+  HeadRule rule;
+  void *y, *keys, *values;
+  const void *q_norm, *k_norm;
+  const int64_t *positions, *slots;
+  int m, heads, kv_heads;
+};
 
 /// Heads of a product of queries, keys and values: a warp each. Queries go to y, the others to the cache.
 template <int kDim>
-__global__ void __launch_bounds__(kEndThreads) end_in_heads(const __grid_constant__ End end) {
-  __shared__ float scratch[kEndThreads / 32][kDim];
-  const DecodePass& pass = end.pass;
-  const PassPhase& phase = end.phase;
-  const int all = pass.heads + 2 * pass.kv_heads, dim = pass.head_dim, lane = static_cast<int>(threadIdx.x % 32U);
+__global__ void __launch_bounds__(kEndThreads, 4) end_in_heads(const __grid_constant__ OfHeads end) {
+  __shared__ __align__(16) float all_scratch[kEndThreads / 32][kDim];
+  const int all = end.heads + 2 * end.kv_heads, dim = end.rule.dim, lane = static_cast<int>(threadIdx.x % 32U);
   const auto warp = static_cast<int>(threadIdx.x / 32U), unit = static_cast<int>(blockIdx.x) * (kEndThreads / 32) + warp;
-  const int token = unit / all, head = unit % all;
-  const Parts parts(end.work);
-  wait_for_earlier_kernels();
-  if (token >= pass.m) return;
-  const auto value_of = [&](int i) {
-    const auto column = static_cast<uint32_t>(head * dim + i);
-    int own = 0;
+  const int token = unit / all, head = unit % all, kv_head = head - end.heads;
+  float* const scratch = all_scratch[warp];
+  if (token >= end.m) return;
+  const auto first = static_cast<uint32_t>(head * dim);
+  int own = 0;
 #pragma unroll
-    for (int next = 1; next < GemmFourBitGroup::kMostWeights; ++next)
-      own += next < end.work.asked.count && column >= end.work.first_row[next] ? 1 : 0;
-    const uint32_t strip =
-        static_cast<uint32_t>(end.work.first_strip[own]) + (column - static_cast<uint32_t>(end.work.first_row[own])) / kHeight;
-    const float bias = end.work.asked.bias == nullptr ? 0.0F : to_float(static_cast<const T*>(end.work.asked.bias)[column]);
-    return rounded<T>(parts.of(strip, token, column) + bias);
+  for (int next = 1; next < 4; ++next) own += next < end.sums.count && first >= end.sums.first_row[next] ? 1 : 0;
+  const int64_t position = end.positions[token], slot = end.slots[token];
+  constexpr int kTimes = (kDim + 127) / 128;
+  const auto column_of = [&](int i) { return i * 128 + lane * kFour; };
+  const auto columns_of = [&](int i) {
+    return Columns(end.sums, own, first - end.sums.first_row[own] + static_cast<uint32_t>(min(column_of(i), dim - kFour)));
   };
-  const int64_t position = pass.positions[token], slot = pass.slots[token];
-  const auto of_cache = [&](void* cache, int kv_head) { return static_cast<T*>(cache) + (slot * pass.kv_heads + kv_head) * dim; };
-  const int kv_head = head - pass.heads;
-  if (kv_head >= pass.kv_heads) {
-    T* const to = of_cache(phase.values, kv_head - pass.kv_heads);
+  const Columns columns[2] = {columns_of(0), columns_of(kTimes - 1)};
+  wait_for_earlier_kernels();
 #pragma unroll
-    for (int i = 0; i < kDim / 32; ++i)
-      if (lane + 32 * i < dim) to[lane + 32 * i] = from_float<T>(value_of(lane + 32 * i));
+  for (int i = 0; i < kTimes; ++i) {
+    if (column_of(i) >= dim) break;
+    const Columns one[1] = {columns[i]};
+    float v[1][kFour];
+    add_parts<8>(end.sums, one, token, v);
+    *reinterpret_cast<float4*>(scratch + column_of(i)) = make_float4(v[0][0], v[0][1], v[0][2], v[0][3]);
+  }
+  __syncwarp();
+  const auto of_cache = [&](void* cache, int which) { return static_cast<T*>(cache) + (slot * end.kv_heads + which) * dim; };
+  if (kv_head >= end.kv_heads) {
+    T* const to = of_cache(end.values, kv_head - end.kv_heads);
+    for (int i = lane; i < dim; i += 32) to[i] = from_float<T>(scratch[i]);
     return;
   }
-  T* const to = kv_head < 0 ? static_cast<T*>(end.work.asked.y) + token * end.work.asked.y_stride + head * dim
-                            : of_cache(phase.keys, kv_head);
-  prepare_head_of<kDim>(pass, phase, lane, value_of, kv_head < 0 ? phase.q_norm : phase.k_norm, position, scratch[warp], to);
+  T* const to =
+      kv_head < 0 ? static_cast<T*>(end.y) + static_cast<int64_t>(token) * end.sums.width + first : of_cache(end.keys, kv_head);
+  prepare_head_of<kDim>(
+      end.rule, lane, [&](int i) { return scratch[i]; }, kv_head < 0 ? end.q_norm : end.k_norm, position, scratch, to);
 }
+
+struct InStream {
+  Sums sums;
+  const void* x;  ///< As PassPhase::x, where there are no sums.
+  void* stream;
+  const void *norm, *next_norm;
+  void* next_x;
+  unsigned char* next;  ///< WideMemory::next
+  int m, width;
+  float eps, factor;
+  NormRule rule;
+};
 
 /// stream += factor · result, normed where there is a norm of it; then its own norm. A CTA a row, whose threads have kTimes times four columns.
 template <int kTokens, int kTimes>
-__global__ void __launch_bounds__(kMostThreads) end_in_stream(const __grid_constant__ End end) {
-  const PassPhase& phase = end.phase;
+__global__ void __launch_bounds__(kMostThreads, 1) end_in_stream(const __grid_constant__ InStream end) {
   const auto token = static_cast<int>(blockIdx.x);
-  const int64_t first = static_cast<int64_t>(token) * phase.width;
+  const int64_t first = static_cast<int64_t>(token) * end.width;
   const auto each = [&](const auto& run) {
 #pragma unroll
     for (int i = 0; i < kTimes; ++i) {
       const auto column = static_cast<int>(threadIdx.x + i * blockDim.x) * kFour;
-      if (column < phase.width) run(i, column);
+      if (column < end.width) run(i, column);
     }
   };
-  const auto rstd_of = [&](const float(&v)[kTimes][kFour]) {
+  const auto norm = [&](float(&v)[kTimes][kFour], const uint2(&weights)[kTimes]) {
     float squares = 0.0F;
     each([&](int i, int) {
 #pragma unroll
       for (const float one : v[i]) squares = fmaf(one, one, squares);
     });
-    const float mean = __fdiv_rn(across_block<Sum>(squares, 0.0F), static_cast<float>(phase.width));
-    return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, phase.eps)));
-  };
-  const auto norm = [&](const float(&v)[kTimes][kFour], const void* weights, float(&to)[kTimes][kFour]) {
-    const float rstd = rstd_of(v);
-    each([&](int i, int column) {
+    const float mean = __fdiv_rn(across_block<Sum>(squares, 0.0F), static_cast<float>(end.width));
+    const float rstd = __frcp_rn(__fsqrt_rn(__fadd_rn(mean, end.eps)));
+    each([&](int i, int) {
       float weight[kFour];
-      load_four(weights, column, weight);
+      unpack_four(weights[i], weight);
 #pragma unroll
-      for (int j = 0; j < kFour; ++j) to[i][j] = normed_by(end.pass.norm_rule, v[i][j] * rstd, weight[j]);
+      for (int j = 0; j < kFour; ++j) v[i][j] = normed_by(end.rule, v[i][j] * rstd, weight[j]);
     });
   };
-  const Parts parts(end.work);
+  // What the product before did not write is asked for before it has ended.
+  const bool has_sums = end.sums.partial != nullptr, adds = has_sums || end.x != nullptr;
+  uint2 weights[kTimes], next_weights[kTimes];
+  Columns columns[kTimes];
+  each([&](int i, int column) {
+    if (has_sums) columns[i] = Columns(end.sums, 0, static_cast<uint32_t>(column));
+    if (end.norm != nullptr) weights[i] = words_at(end.norm, column);
+    if (end.next_norm != nullptr) next_weights[i] = words_at(end.next_norm, column);
+  });
   wait_for_earlier_kernels();
-  if (token >= end.pass.m) {  // rows that x has not are 0
+  if (token >= end.m) {  // rows that x has not are 0
     each([&](int, int column) { lay_four<kTokens>(end.next, token, column, make_uint2(0, 0)); });
     return;
   }
-  float stream[kTimes][kFour], added[kTimes][kFour];
-  const bool adds = end.has_sums || phase.x != nullptr;
+  uint2 before[kTimes];
+  float added[kTimes][kFour];
   each([&](int i, int column) {
-    load_four(phase.stream, first + column, stream[i]);
-    if (end.has_sums) results_of<kTokens>(end, parts, 0, column, token, added[i]);
-    else if (adds) load_four(phase.x, first + column, added[i]);
-  });
-  if (phase.norm != nullptr) norm(added, phase.norm, added);
-  if (adds) {
-    each([&](int i, int column) {
+    before[i] = words_at(end.stream, first + column);
+    if (has_sums) {
+      const Columns one[1] = {columns[i]};
+      float v[1][kFour];
+      add_parts<kTokens <= 64 ? 10 : 5>(end.sums, one, token, v);
 #pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        const float value = phase.factor == 1.0F ? added[i][j] : rounded<T>(added[i][j] * phase.factor);
-        stream[i][j] = rounded<T>(stream[i][j] + value);
-      }
-      store_four(phase.stream, first + column, stream[i]);
-    });
-  }
-  if (phase.next_x == nullptr) return;
-  if (phase.next_norm != nullptr) norm(stream, phase.next_norm, stream);
+      for (int j = 0; j < kFour; ++j) added[i][j] = v[0][j];
+    } else if (adds) unpack_four(words_at(end.x, first + column), added[i]);
+  });
+  if (end.norm != nullptr) norm(added, weights);
   each([&](int i, int column) {
-    store_four(phase.next_x, first + column, stream[i]);
-    lay_four<kTokens>(end.next, token, column, words_of(stream[i]));
+    float stream[kFour];
+    unpack_four(before[i], stream);
+#pragma unroll
+    for (int j = 0; j < kFour; ++j) {
+      const float value = end.factor == 1.0F ? added[i][j] : rounded<T>(added[i][j] * end.factor);
+      added[i][j] = adds ? rounded<T>(stream[j] + value) : stream[j];
+    }
+    if (adds) store_four(end.stream, first + column, added[i]);
+  });
+  if (end.next_x == nullptr) return;
+  if (end.next_norm != nullptr) norm(added, next_weights);
+  each([&](int i, int column) {
+    store_four(end.next_x, first + column, added[i]);
+    lay_four<kTokens>(end.next, token, column, words_of(added[i]));
   });
 }
 
@@ -198,12 +297,25 @@ GemmFourBitGroup group_of(const DecodePass& pass, const PassPhase& phase, float*
   return group;
 }
 
-cudaError_t launch_stream(const End& end, Stream stream) {
-  return with_tokens(end.pass.m, [&](auto tokens) {
+/// @param sums  of a product without them: null, x is read.
+cudaError_t launch_stream(const DecodePass& pass, const PassPhase& phase, const Sums& sums, unsigned char* next, Stream stream) {
+  const InStream end{.sums = sums,
+                     .x = phase.x,
+                     .stream = phase.stream,
+                     .norm = phase.norm,
+                     .next_norm = phase.next_norm,
+                     .next_x = phase.next_x,
+                     .next = next,
+                     .m = pass.m,
+                     .width = phase.width,
+                     .eps = phase.eps,
+                     .factor = phase.factor,
+                     .rule = pass.norm_rule};
+  return with_tokens(pass.m, [&](auto tokens) {
     constexpr int kTokens = decltype(tokens)::value;
-    const int columns = end.phase.width / kFour, times = (columns + kMostThreads - 1) / kMostThreads;
+    const int columns = phase.width / kFour, times = (columns + kMostThreads - 1) / kMostThreads;
     const int threads = ((columns + times - 1) / times + 31) / 32 * 32;
-    const dim3 grid(static_cast<unsigned>(end.next == nullptr ? end.pass.m : kTokens));
+    const dim3 grid(static_cast<unsigned>(next == nullptr ? pass.m : kTokens));
     const auto launch = [&](auto of) {
       return launch_early<end_in_stream<kTokens, decltype(of)::value>>(grid, static_cast<unsigned>(threads), 0, stream, end);
     };
@@ -213,11 +325,24 @@ cudaError_t launch_stream(const End& end, Stream stream) {
   });
 }
 
-cudaError_t launch_heads(const End& end, Stream stream) {
-  const int units = end.pass.m * (end.pass.heads + 2 * end.pass.kv_heads), each = kEndThreads / 32;
+cudaError_t launch_heads(const DecodePass& pass, const PassPhase& product, const PassPhase& attention, const Sums& sums,
+                         Stream stream) {
+  const OfHeads end{.sums = sums,
+                    .rule = HeadRule(pass, attention),
+                    .y = product.y,
+                    .keys = attention.keys,
+                    .values = attention.values,
+                    .q_norm = attention.q_norm,
+                    .k_norm = attention.k_norm,
+                    .positions = pass.positions,
+                    .slots = pass.slots,
+                    .m = pass.m,
+                    .heads = pass.heads,
+                    .kv_heads = pass.kv_heads};
+  const int units = pass.m * (pass.heads + 2 * pass.kv_heads), each = kEndThreads / 32;
   const dim3 grid(static_cast<unsigned>((units + each - 1) / each));
-  if (end.pass.head_dim <= 64) return launch_early<end_in_heads<64>>(grid, kEndThreads, 0, stream, end);
-  if (end.pass.head_dim <= 128) return launch_early<end_in_heads<128>>(grid, kEndThreads, 0, stream, end);
+  if (pass.head_dim <= 64) return launch_early<end_in_heads<64>>(grid, kEndThreads, 0, stream, end);
+  if (pass.head_dim <= 128) return launch_early<end_in_heads<128>>(grid, kEndThreads, 0, stream, end);
   return launch_early<end_in_heads<256>>(grid, kEndThreads, 0, stream, end);
 }
 
@@ -241,13 +366,13 @@ cudaError_t wide_product(const DecodePass& pass, const PassPhase& product, const
   const GemmFourBitGroup group = group_of(pass, product, memory.partial);
   if (const cudaError_t error = sum_wide_rows(group, memory.laid, memory.is_laid, multiprocessors, stream); error != cudaSuccess)
     return error;
-  End end{.work = work_of(group, kHeight), .phase = product, .pass = pass, .next = memory.next, .has_sums = true};
-  end.work.splits = multiprocessors;
-  if (attention != nullptr) {
-    end.phase = *attention;
-    return launch_heads(end, stream);
-  }
+  Work work = work_of(group, kHeight);
+  work.splits = multiprocessors;
+  const Sums sums(work);
+  if (attention != nullptr) return launch_heads(pass, product, *attention, sums, stream);
   if (product.gated) {
+    const Gated end{
+        .sums = sums, .h = product.y, .next = memory.next, .m = pass.m, .width = product.width, .activation = product.activation};
     return with_tokens(pass.m, [&](auto tokens) {
       constexpr int kTokens = decltype(tokens)::value;
       const auto columns = static_cast<unsigned>(product.width / kFour);
@@ -255,14 +380,12 @@ cudaError_t wide_product(const DecodePass& pass, const PassPhase& product, const
                                               end);
     });
   }
-  if (product.stream != nullptr) return launch_stream(end, stream);
-  return with_tokens(pass.m, [&](auto tokens) { return launch_finish<T, decltype(tokens)::value>(end.work, stream); });
+  if (product.stream != nullptr) return launch_stream(pass, product, sums, memory.next, stream);
+  return with_tokens(pass.m, [&](auto tokens) { return launch_finish<T, decltype(tokens)::value>(work, stream); });
 }
 
 cudaError_t wide_sum(const DecodePass& pass, const PassPhase& phase, unsigned char* next, Stream stream) {
-  return launch_stream(
-      {.work = work_of(group_of(pass, phase, nullptr), kHeight), .phase = phase, .pass = pass, .next = next, .has_sums = false},
-      stream);
+  return launch_stream(pass, phase, Sums(work_of(group_of(pass, phase, nullptr), kHeight)), next, stream);
 }
 
 }  // namespace qlorapp::cuda
