@@ -2,7 +2,10 @@
 #include "wide_pass.hpp"
 
 #include <algorithm>
+#include <numbers>
+#include <utility>
 
+#include "decode_attention.hpp"
 #include "pass_formulas.cuh"
 #include "wide_beside.cuh"
 
@@ -105,7 +108,7 @@ __device__ __forceinline__ void add_parts(const Sums& sums, const Columns (&colu
 struct Gated {
   Sums sums;
   void* h;
-  unsigned char* next;  ///< WideMemory::next
+  unsigned char* next;  ///< Where what is written is laid for the product that reads it.
   int m, width;
   Activation activation;
 };
@@ -186,7 +189,7 @@ struct InStream {
   void* stream;
   const void *norm, *next_norm;
   void* next_x;
-  unsigned char* next;  ///< WideMemory::next
+  unsigned char* next;  ///< Where what is written is laid for the product that reads it.
   int m, width;
   float eps, factor;
   NormRule rule;
@@ -315,7 +318,7 @@ cudaError_t launch_stream(const DecodePass& pass, const PassPhase& phase, const 
     constexpr int kTokens = decltype(tokens)::value;
     const int columns = phase.width / kFour, times = (columns + kMostThreads - 1) / kMostThreads;
     const int threads = ((columns + times - 1) / times + 31) / 32 * 32;
-    const dim3 grid(static_cast<unsigned>(next == nullptr ? pass.m : kTokens));
+    const dim3 grid(static_cast<unsigned>(phase.next_x == nullptr ? pass.m : kTokens));
     const auto launch = [&](auto of) {
       return launch_early<end_in_stream<kTokens, decltype(of)::value>>(grid, static_cast<unsigned>(threads), 0, stream, end);
     };
@@ -346,46 +349,116 @@ cudaError_t launch_heads(const DecodePass& pass, const PassPhase& product, const
   return launch_early<end_in_heads<256>>(grid, kEndThreads, 0, stream, end);
 }
 
+/// What a product takes: its x, laid or to be laid, and where what follows it is laid.
+struct Laid {
+  unsigned char *own, *next;
+  bool is_there;
+};
+
+/// @param attention  the phase behind a product of heads: y is qkv, whose queries alone are written, and keys and values are in the cache.
+cudaError_t launch_product(const WidePass& work, const PassPhase& product, const PassPhase* attention, const Laid& laid,
+                           int multiprocessors, Stream stream) {
+  const DecodePass& pass = work.pass;
+  const GemmFourBitGroup group = group_of(pass, product, work.partial);
+  if (const cudaError_t error = sum_wide_rows(group, laid.own, laid.is_there, multiprocessors, stream); error != cudaSuccess)
+    return error;
+  Work of_group = work_of(group, kHeight);
+  of_group.splits = multiprocessors;
+  const Sums sums(of_group);
+  if (attention != nullptr) return launch_heads(pass, product, *attention, sums, stream);
+  if (product.stream != nullptr) return launch_stream(pass, product, sums, laid.next, stream);
+  return with_tokens(pass.m, [&](auto tokens) {
+    constexpr int kTokens = decltype(tokens)::value;
+    if (!product.gated) return launch_finish<T, kTokens>(of_group, stream);
+    const Gated end{
+        .sums = sums, .h = product.y, .next = laid.next, .m = pass.m, .width = product.width, .activation = product.activation};
+    const auto columns = static_cast<unsigned>(product.width / kFour);
+    return launch_early<end_gated<kTokens>>(dim3((columns + kEndThreads - 1) / kEndThreads, kTokens), kEndThreads, 0, stream, end);
+  });
+}
+
+DecodeAttention attention_of(const WidePass& work, const PassPhase& phase, int multiprocessors) {
+  const DecodePass& pass = work.pass;
+  const int64_t dim = pass.head_dim, most = phase.window > 0 ? std::min<int64_t>(phase.window, work.longest) : work.longest;
+  return {.type = Float::kBFloat16,
+          .q = phase.x,
+          .k = phase.keys,
+          .v = phase.values,
+          .out = phase.y,
+          .partial = work.partial,
+          .starts = pass.starts,
+          .lengths = pass.lengths,
+          .shared_starts = pass.shared_starts,
+          .shared_lengths = pass.shared_lengths,
+          .q_row_stride = (pass.heads + 2 * pass.kv_heads) * dim,
+          .q_head_stride = dim,
+          .slot_stride = pass.kv_heads * dim,
+          .kv_head_stride = dim,
+          .rows = pass.m,
+          .heads = pass.heads,
+          .kv_heads = pass.kv_heads,
+          .head_dim = dim,
+          .window = phase.window,
+          .splits = decode_splits(pass.m, pass.heads, pass.kv_heads, dim, most, multiprocessors),
+          .scale = static_cast<float>(static_cast<double>(phase.scale) / std::numbers::log2e)};
+}
+
 }  // namespace
 
-bool has_wide_pass(const DecodePass& pass, const PassPhase& product) {
+bool has_wide_pass(const WidePass& work) {
   constexpr int kMostColumns = 4 * kMostThreads * kFour;  // of the stream
-  return pass.m <= 128 && pass.head_dim % 8 == 0 && pass.head_dim <= 256 &&
-         (product.stream == nullptr || product.width <= kMostColumns) && product.width % kFour == 0 &&
-         goes_wide(group_of(pass, product, nullptr));
+  return work.pass.m <= 128 && work.pass.head_dim % 8 == 0 && work.pass.head_dim <= 256 &&
+         std::ranges::all_of(work.phases, [&](const PassPhase& phase) {
+           return phase.kind != PassKind::kProduct ||
+                  (phase.width % kFour == 0 && (phase.stream == nullptr || phase.width <= kMostColumns) &&
+                   goes_wide(group_of(work.pass, phase, nullptr)));
+         });
 }
 
-int64_t wide_floats(const DecodePass& pass, const PassPhase& product, int multiprocessors) {
-  return wide_sums_floats(group_of(pass, product, nullptr), multiprocessors);
-}
-
-int64_t wide_laid_bytes(int64_t m, int64_t k) { return laid_bytes_of(m, k); }
-
-cudaError_t wide_product(const DecodePass& pass, const PassPhase& product, const PassPhase* attention, const WideMemory& memory,
-                         int multiprocessors, Stream stream) {
-  const GemmFourBitGroup group = group_of(pass, product, memory.partial);
-  if (const cudaError_t error = sum_wide_rows(group, memory.laid, memory.is_laid, multiprocessors, stream); error != cudaSuccess)
-    return error;
-  Work work = work_of(group, kHeight);
-  work.splits = multiprocessors;
-  const Sums sums(work);
-  if (attention != nullptr) return launch_heads(pass, product, *attention, sums, stream);
-  if (product.gated) {
-    const Gated end{
-        .sums = sums, .h = product.y, .next = memory.next, .m = pass.m, .width = product.width, .activation = product.activation};
-    return with_tokens(pass.m, [&](auto tokens) {
-      constexpr int kTokens = decltype(tokens)::value;
-      const auto columns = static_cast<unsigned>(product.width / kFour);
-      return launch_early<end_gated<kTokens>>(dim3((columns + kEndThreads - 1) / kEndThreads, kTokens), kEndThreads, 0, stream,
-                                              end);
-    });
+int64_t wide_pass_floats(const WidePass& work, int multiprocessors) {
+  int64_t most = 0;
+  for (const PassPhase& phase : work.phases) {
+    if (phase.kind == PassKind::kProduct)
+      most = std::max(most, wide_sums_floats(group_of(work.pass, phase, nullptr), multiprocessors));
+    if (phase.kind == PassKind::kAttention)
+      most = std::max(most, decode_partial_floats(attention_of(work, phase, multiprocessors)));
   }
-  if (product.stream != nullptr) return launch_stream(pass, product, sums, memory.next, stream);
-  return with_tokens(pass.m, [&](auto tokens) { return launch_finish<T, decltype(tokens)::value>(work, stream); });
+  return most;
 }
 
-cudaError_t wide_sum(const DecodePass& pass, const PassPhase& phase, unsigned char* next, Stream stream) {
-  return launch_stream(pass, phase, Sums(work_of(group_of(pass, phase, nullptr), kHeight)), next, stream);
+int64_t wide_pass_bytes(const WidePass& work) {
+  int64_t columns = 0;
+  for (const PassPhase& phase : work.phases) columns = std::max<int64_t>(columns, phase.k);
+  return 2 * laid_bytes_of(work.pass.m, columns);  // a phase's x, and what it writes
+}
+
+cudaError_t wide_pass(const WidePass& work, int multiprocessors, Stream stream) {
+  Laid laid{.own = work.laid, .next = work.laid + wide_pass_bytes(work) / 2, .is_there = false};
+  const void* laid_x = nullptr;  // the matrix that lies in laid.own
+  for (size_t i = 0; i < work.phases.size(); ++i) {
+    const PassPhase& phase = work.phases[i];
+    const void* const written = phase.gated ? phase.y : phase.next_x;  // and laid
+    laid.is_there = laid_x == phase.x;
+    cudaError_t error = cudaSuccess;
+    switch (phase.kind) {
+      case PassKind::kAttention:
+        error = decode_attention(attention_of(work, phase, multiprocessors), stream);
+        break;
+      case PassKind::kSum:
+        error = launch_stream(work.pass, phase, Sums(work_of(group_of(work.pass, phase, nullptr), kHeight)), laid.next, stream);
+        break;
+      case PassKind::kProduct: {
+        const PassPhase* const after = i + 1 < work.phases.size() ? &work.phases[i + 1] : nullptr;
+        error = launch_product(work, phase, after != nullptr && after->kind == PassKind::kAttention ? after : nullptr, laid,
+                               multiprocessors, stream);
+        break;
+      }
+    }
+    if (error != cudaSuccess) return error;
+    if (written != nullptr) std::swap(laid.own, laid.next);
+    laid_x = written;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace qlorapp::cuda

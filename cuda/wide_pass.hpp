@@ -5,28 +5,27 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "decode_pass.hpp"
 #include "types.hpp"
 
 namespace qlorapp::cuda {
 
-struct WideMemory {
-  float* partial = nullptr;       ///< wide_floats() of them.
-  unsigned char* laid = nullptr;  ///< wide_laid_bytes(), of the phase's x in the order in which it is multiplied.
-  bool is_laid = false;           ///< By the phase before; else it is laid here.
-  unsigned char* next = nullptr;  ///< As `laid`, where next_x, or y of gated layers, is laid; null: nowhere.
+struct WidePass {
+  DecodePass pass;                    ///< m of 9 to 128, of it neither phases nor what CTAs of one launch share.
+  std::span<const PassPhase> phases;  ///< In host memory.
+  int64_t longest = 1;                ///< Keys that a row has at most.
+  float* partial = nullptr;           ///< wide_pass_floats() of them.
+  unsigned char* laid = nullptr;      ///< wide_pass_bytes(), aligned to 16.
 };
 
-/// Whether there are kernels for these rows: sm_90a, and phases that divide_product() takes.
-[[nodiscard]] bool has_wide_pass(const DecodePass& pass, const PassPhase& product);
-[[nodiscard]] int64_t wide_floats(const DecodePass& pass, const PassPhase& product, int multiprocessors);
-[[nodiscard]] int64_t wide_laid_bytes(int64_t m, int64_t k);
-/// @param attention  the phase behind a product of heads: y is qkv then, whose queries alone are written, and keys and values are in the cache.
-/// @returns what the launches say. Asynchronous; allocates nothing.
-[[nodiscard]] cudaError_t wide_product(const DecodePass& pass, const PassPhase& product, const PassPhase* attention,
-                                       const WideMemory& memory, int multiprocessors, Stream stream);
-/// A kSum phase. @param next  as in WideMemory.
-[[nodiscard]] cudaError_t wide_sum(const DecodePass& pass, const PassPhase& phase, unsigned char* next, Stream stream);
+/// Whether there are kernels for it: sm_90a, phases that divide_product() takes, up to 16,384 columns of the stream.
+[[nodiscard]] bool has_wide_pass(const WidePass& work);
+[[nodiscard]] int64_t wide_pass_floats(const WidePass& work, int multiprocessors);
+/// Of what lies in the order in which it is multiplied.
+[[nodiscard]] int64_t wide_pass_bytes(const WidePass& work);
+/// Asynchronous; allocates nothing.
+[[nodiscard]] cudaError_t wide_pass(const WidePass& work, int multiprocessors, Stream stream);
 
 }  // namespace qlorapp::cuda

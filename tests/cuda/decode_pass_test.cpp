@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pass of few rows in one launch: two blocks at the edges of rows, strips, keys and adapters.
+// The pass of few rows in one launch, and of more phase by phase: two blocks at the edges of rows, strips, keys and adapters.
 #include <algorithm>
 #include <cmath>
 
 #include "catch.hpp"
 #include "cuda/decode_pass.hpp"
 #include "cuda/gemm_4bit.hpp"
+#include "cuda/wide_pass.hpp"
 #include "device_matrix.hpp"
 
 using namespace kernels;
@@ -138,12 +139,22 @@ std::vector<unsigned char> run(Program& program) {
                         .lengths = of_lengths.at<int64_t>(),
                         .norm_rule = program.norms ? cuda::NormRule::kOnePlus : cuda::NormRule::kRoundTwice,
                         .nested = program.nested};
-  const Memory u(static_cast<int64_t>(m) * program.most_ranks * 2), partial(cuda::pass_partial_floats(pass, multiprocessors()) * 4);
-  const Memory counters(std::vector<uint32_t>(static_cast<size_t>(cuda::pass_counters(pass)), 0));
-  pass.u = u.at<void>(), pass.partial = partial.at<float>(), pass.counters = counters.at<unsigned>();
-  check(cuda::decode_pass(pass, multiprocessors(), nullptr));
-  const std::vector<unsigned char> left = counters.bytes();
-  REQUIRE(std::ranges::all_of(left, [](unsigned char byte) { return byte == 0; }));
+  const Memory u(static_cast<int64_t>(m) * program.most_ranks * 2);
+  pass.u = u.at<void>();
+  if (m > 8) {
+    cuda::WidePass wide{.pass = pass, .phases = program.phases, .longest = program.longest};
+    REQUIRE(cuda::has_wide_pass(wide));
+    const Memory partial(cuda::wide_pass_floats(wide, multiprocessors()) * 4), laid(cuda::wide_pass_bytes(wide));
+    wide.partial = partial.at<float>(), wide.laid = laid.at<unsigned char>();
+    check(cuda::wide_pass(wide, multiprocessors(), nullptr));
+  } else {
+    const Memory partial(cuda::pass_partial_floats(pass, multiprocessors()) * 4);
+    const Memory counters(std::vector<uint32_t>(static_cast<size_t>(cuda::pass_counters(pass)), 0));
+    pass.partial = partial.at<float>(), pass.counters = counters.at<unsigned>();
+    check(cuda::decode_pass(pass, multiprocessors(), nullptr));
+    const std::vector<unsigned char> left = counters.bytes();
+    REQUIRE(std::ranges::all_of(left, [](unsigned char byte) { return byte == 0; }));
+  }
   std::vector<unsigned char> found(static_cast<size_t>(m) * static_cast<size_t>(width) * 2);
   check_launch(cudaMemcpy(found.data(), stream, found.size(), cudaMemcpyDeviceToHost));
   return found;
@@ -151,12 +162,16 @@ std::vector<unsigned char> run(Program& program) {
 
 }  // namespace
 
-TEST_CASE("a pass of few rows reads and writes what is its own, and has the same bits each time", "[cuda]") {
+TEST_CASE("a pass of one token a row reads and writes what is its own, and has the same bits each time", "[cuda]") {
   if (no_gpu()) return;
-  for (const int m : {1, 2, 3, 8}) {
+  int device = 0, major = 0;
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  for (const int m : {1, 2, 3, 8, 9, 32, 96, 128}) {
+    if (m > 8 && (major != 9 || cuda::code_architecture() < 90)) continue;
     for (const auto& [heads, kv_heads, dim] :
          std::vector<std::array<int, 3>>{{8, 2, 32}, {4, 1, 64}, {16, 1, 80}, {4, 2, 128}, {2, 2, 256}}) {
-      if (!cuda::has_decode_pass(kType, m, dim, cuda::code_architecture(), multiprocessors())) continue;
+      if (m <= 8 && !cuda::has_decode_pass(kType, m, dim, cuda::code_architecture(), multiprocessors())) continue;
       for (const int rank : {0, 3, 16}) {
         for (const bool nested : {false, true}) {
           for (const int64_t longest : {1, 300}) {
