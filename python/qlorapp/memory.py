@@ -176,7 +176,7 @@ def plan_generation(
     model: a folder with a config.json, such a file, or a known name ("llama-3-8b").
     lora_config: of the adapter that is loaded, or None.
     cache_memory: of keys and values, at most. 0: as much as fits.
-    do_sample: plans for top_p, which sorts the logits.
+    do_sample: plans for drawn tokens.
     gpu: as in plan(). memory_budget: what all of it may use; None: nine tenths of the device's memory.
 
     Raises:
