@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kEndThreads, 4) end_in_heads(const __grid_cons
 
 struct InStream {
   Sums sums;
-  const void* x;  ///< As PassPhase::x, where there are no sums.
+  const void* x;  ///< Read where there are no sums; null: nothing is added.
   void* stream;
   const void *norm, *next_norm;
   void* next_x;
