@@ -14,6 +14,7 @@
 #include "progress.hpp"
 #include "qlorapp/data/prompts.hpp"
 #include "stop_signals.hpp"
+#include "text/unicode.hpp"
 
 namespace qlorapp::cli {
 namespace {
@@ -74,8 +75,7 @@ class Session {
     if (word == "/reset") {
       reset();
     } else if (word == "/system") {
-      system_ = rest;
-      reset();
+      begin_with(rest);
     } else if (word == "/regenerate") {
       regenerate();
     } else if (word == "/adapter") {
@@ -87,13 +87,24 @@ class Session {
     return true;
   }
 
+  void begin_with(const std::string& system) {
+    if (const size_t bad = unicode::first_invalid_utf8(system); bad != std::string_view::npos) {
+      print_line(stdout, message("not taken: byte {} of the message is no UTF-8", bad));
+      return;
+    }
+    system_ = system;
+    reset();
+  }
+
   void regenerate() {
     if (!messages_.empty() && messages_.back().role == "assistant") messages_.pop_back();
     if (messages_.empty() || messages_.back().role != "user") {
       print_line(stdout, "there is no message to answer");
       return;
     }
-    ++options_.generate.sampling.seed;  // greedy answers stay what they were
+    if (!options_.generate.sampling.do_sample)
+      print_line(stderr, "answers are greedy, so this one is the same: begin with --temperature 0.7 for others");
+    ++options_.generate.sampling.seed;
     answer();
   }
 

@@ -27,7 +27,7 @@
 namespace qlorapp::cli {
 namespace {
 
-/// Ctrl-C, on its way out of the generation.
+/// A signal, on its way out of the generation.
 struct Stopped {};
 
 std::vector<int64_t> ids_of(const Prompt& prompt) { return {prompt.ids.begin(), prompt.ids.end()}; }
@@ -100,15 +100,18 @@ class AnswerLines {
   int64_t tokens_ = 0, answered_ = 0, exact_ = 0;
 };
 
+/// @param output_file  a new file; empty: standard output.
 int answer_all(CausalLM& model, FolderText& tools, const std::vector<Prompt>& prompts, GenerateOptions options, StopStrings stops,
-               files::GrowingFile* file) {
-  AnswerLines lines(prompts, tools, file);
+               const std::string& output_file) {
+  const StopSignals noted({SIGINT, SIGTERM, SIGHUP});
+  std::unique_ptr<files::GrowingFile> file;
+  if (!output_file.empty()) file = std::make_unique<files::GrowingFile>(output_file, /*must_be_new=*/true);
+  AnswerLines lines(prompts, tools, file.get());
   ProgressBar bar("generating");
   std::vector<std::vector<int64_t>> ids;
   for (const Prompt& prompt : prompts) ids.push_back(ids_of(prompt));
   int64_t done = 0;
   for (size_t row = 0; row < prompts.size(); ++row) stops.begin(static_cast<int64_t>(row), prompts[row].ids);
-  const StopSignals noted({SIGINT});
   options.on_token = [&](int64_t row, int64_t token) {
     if (StopSignals::received() != 0) throw Stopped();
     return !stops.add(row, static_cast<TokenId>(token));
@@ -125,7 +128,7 @@ int answer_all(CausalLM& model, FolderText& tools, const std::vector<Prompt>& pr
   } catch (const Stopped&) { stopped = true; }
   print_line(stderr, message("{}{}{}", stopped ? "stopped: " : "", lines.summary(began),
                              file != nullptr ? message(": {}", file->path()) : std::string()));
-  if (stopped) return 128 + SIGINT;
+  if (stopped) return 128 + StopSignals::received();
   for (const std::string& line : stops.unmatched()) print_line(stderr, line);
   return 0;
 }
@@ -216,10 +219,9 @@ int generate(const Arguments& arguments) {
     tools.require_tokenizer(data);  // the answers are text
   }
   settle_memory(answering, prompts, options.generate);
-  std::unique_ptr<files::GrowingFile> file;
-  if (!output_file.empty()) file = std::make_unique<files::GrowingFile>(output_file, /*must_be_new=*/true);
+  if (!output_file.empty()) files::GrowingFile::check_new(output_file);  // before weights are read
   CausalLM model = answering.load(options, !prompts_are.raw && tools.has_template());
-  if (!one) return answer_all(model, tools, prompts, options.generate, options.stops(tools), file.get());
+  if (!one) return answer_all(model, tools, prompts, options.generate, options.stops(tools), output_file);
   answer_one(model, tools, prompts.front(), options.generate, options.stops(tools));
   return 0;
 }

@@ -165,7 +165,8 @@ PlanOptions parse_plan(const Arguments& arguments) {
   line.option("generate", options.generates, "plan the answers of qlorapp generate in place of a training run");
   line.option("adapter", options.adapter,
               "with --generate: PEFT adapter folder; unset: the adapter of --r …, or none if none of these is given");
-  line.option("prompt_tokens", options.prompt_tokens, "with --generate: tokens of each prompt");
+  line.option("prompt_tokens", options.prompt_tokens,
+              "with --generate: tokens of each prompt, or as many as the model's positions leave");
   line.option("max_new_tokens", options.rows.max_new_tokens, "with --generate: maximum number of new tokens");
   line.option("max_rows", options.rows.max_rows, "with --generate: prompts that are computed at once, at most");
   line.option("cache_memory", options.cache_memory, "with --generate: of keys and values, at most, as 4GB");
@@ -209,7 +210,6 @@ PlanOptions parse_plan(const Arguments& arguments) {
   if (options.generates) {
     QLORAPP_CHECK_VALUE(options.rows.max_rows > 0 && options.rows.max_rows <= kMostRows,
                         "[plan] --max_rows must be from 1 to {}; got {}.", kMostRows, options.rows.max_rows);
-    options.rows.prompts.assign(static_cast<size_t>(options.rows.max_rows), options.prompt_tokens);
     if (!options.cache_memory.empty()) options.rows.cache = parse_bytes("cache_memory", options.cache_memory);
     options.rows.sampling.do_sample = options.do_sample;
     if (options.do_sample) options.rows.sampling.top_p = kPlannedTopP;
@@ -350,20 +350,21 @@ Place place_of(const PlanOptions& options, const DeviceAllowance& allowance) {
 /// The plan of the answers to equal prompts, and how many rows fit.
 int plan_answers(const PlanOptions& options, PlanSettings settings, const Place& place, const ComputeDtype& computed) {
   if (!options.adapter.empty()) settings.lora = lora_of_adapter(options.adapter);
-  const int64_t positions = position_limit(settings.model);
-  QLORAPP_CHECK_VALUE(options.prompt_tokens + options.rows.max_new_tokens <= positions,
-                      "[plan] --prompt_tokens ({}) and --max_new_tokens ({}) must fit the model's {} positions. Lower one of them.",
-                      options.prompt_tokens, options.rows.max_new_tokens, positions);
+  const bool given = options.names_given.contains("prompt_tokens");
+  const int64_t prompt = planned_prompt_tokens(settings.model, given ? std::optional(options.prompt_tokens) : std::nullopt,
+                                               options.rows.max_new_tokens);
+  GenerationRows rows = options.rows;
+  rows.prompts.assign(static_cast<size_t>(rows.max_rows), prompt);
   const std::string& budget = options.args.memory_budget;
   const bool bounded = !budget.empty() && budget != "auto";
   const Bytes room = bounded ? std::min(parse_bytes("memory_budget", budget), place.room) : generation_room(place.room);
-  const GenerationPlan found = plan_generation(settings, options.rows, room);
-  const int64_t most = largest_rows(settings, options.rows, room, kMostRows);
+  const GenerationPlan found = plan_generation(settings, rows, room);
+  const int64_t most = largest_rows(settings, rows, room, kMostRows);
   std::printf("%s\n%s.\n%s%s", summary_line(found, settings).c_str(), computed_text(computed).c_str(),
               phase_table(found.memory).c_str(), cache_text(found, settings).c_str());
   std::printf("%s; the most rows of %lld + %lld tokens that fit together are %lld%s\n", verdict(found.memory, room).c_str(),
-              static_cast<long long>(options.prompt_tokens), static_cast<long long>(options.rows.max_new_tokens),
-              static_cast<long long>(most), most == kMostRows ? " or more" : "");
+              static_cast<long long>(prompt), static_cast<long long>(rows.max_new_tokens), static_cast<long long>(most),
+              most == kMostRows ? " or more" : "");
   return found.memory.fits ? 0 : kDoesNotFit;
 }
 

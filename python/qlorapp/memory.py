@@ -160,7 +160,7 @@ class GenerationPlan:
 def plan_generation(
     model: str | os.PathLike[str],
     *,
-    prompt_tokens: int = 512,
+    prompt_tokens: int | None = None,
     max_new_tokens: int = 128,
     max_rows: int = 128,
     cache_memory: int | str = 0,
@@ -174,19 +174,20 @@ def plan_generation(
     """Plans the bytes of `qlorapp generate` over max_rows prompts of prompt_tokens each, before anything is loaded.
 
     model: a folder with a config.json, such a file, or a known name ("llama-3-8b").
+    prompt_tokens: None: 512, or as many as max_new_tokens leave of the model's positions.
     lora_config: of the adapter that is loaded, or None.
     cache_memory: of keys and values, at most. 0: as much as fits.
     do_sample: plans for drawn tokens.
     gpu: as in plan(). memory_budget: what all of it may use; None: nine tenths of the device's memory.
 
     Raises:
-        ValueError: for a number that is out of range, or a row that cache_memory does not hold.
+        ValueError: for a number that is out of range, or a row that cache_memory or the model's positions do not hold.
     """
     return GenerationPlan(
         _C.plan_generation(
             os.fspath(model),
             _lora_config(lora_config),
-            prompt_tokens=_size("prompt_tokens", prompt_tokens),
+            prompt_tokens=None if prompt_tokens is None else _size("prompt_tokens", prompt_tokens),
             max_new_tokens=_size("max_new_tokens", max_new_tokens),
             max_rows=max_rows,
             cache_memory=(_bytes("cache_memory", cache_memory) or 0) if cache_memory else 0,

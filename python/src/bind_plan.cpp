@@ -110,9 +110,9 @@ struct PlannedAnswers {
 };
 
 /// @param lora_json  of the adapter; kNoConfig: none is loaded.
-std::shared_ptr<PlannedAnswers> plan_answers(const std::string& model, const std::string& lora_json, int64_t prompt_tokens,
-                                             int64_t max_new_tokens, int64_t max_rows, int64_t cache, bool do_sample,
-                                             const std::string& gpu, std::optional<int64_t> budget,
+std::shared_ptr<PlannedAnswers> plan_answers(const std::string& model, const std::string& lora_json,
+                                             std::optional<int64_t> prompt_tokens, int64_t max_new_tokens, int64_t max_rows,
+                                             int64_t cache, bool do_sample, const std::string& gpu, std::optional<int64_t> budget,
                                              std::optional<at::ScalarType> requested, bool load_in_4bit,
                                              const std::string& quant_type, bool double_quant,
                                              std::vector<std::string> skip_modules) {
@@ -129,7 +129,8 @@ std::shared_ptr<PlannedAnswers> plan_answers(const std::string& model, const std
   settings.compute_dtype =
       choose_compute_dtype(requested, settings.model.dtype, place.device.type, place.device.architecture).dtype;
   settings.device = place.device;
-  const GenerationRows rows{.prompts = std::vector<int64_t>(static_cast<size_t>(max_rows), prompt_tokens),
+  const GenerationRows rows{.prompts = std::vector<int64_t>(static_cast<size_t>(max_rows),
+                                                            planned_prompt_tokens(settings.model, prompt_tokens, max_new_tokens)),
                             .max_new_tokens = max_new_tokens,
                             .max_rows = max_rows,
                             .cache = {cache},
@@ -216,10 +217,10 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("cache_memory", [](const PlannedAnswers& self) { return self.plan.cache.count; })
       .def_property_readonly("phases", [](const PlannedAnswers& self) { return phases_of(self.plan.memory); })
       .def_property_readonly("summary", [](const PlannedAnswers& self) { return summary_line(self.plan, self.settings); });
-  m.def("plan_generation", &plan_answers, py::arg("model"), py::arg("lora_config_json"), py::kw_only(), py::arg("prompt_tokens"),
-        py::arg("max_new_tokens"), py::arg("max_rows"), py::arg("cache_memory"), py::arg("do_sample"), py::arg("gpu"),
-        py::arg("memory_budget").none(true), py::arg("requested_dtype").none(true), py::arg("load_in_4bit"), py::arg("quant_type"),
-        py::arg("double_quant"), py::arg("skip_modules"), NoGil());
+  m.def("plan_generation", &plan_answers, py::arg("model"), py::arg("lora_config_json"), py::kw_only(),
+        py::arg("prompt_tokens").none(true), py::arg("max_new_tokens"), py::arg("max_rows"), py::arg("cache_memory"),
+        py::arg("do_sample"), py::arg("gpu"), py::arg("memory_budget").none(true), py::arg("requested_dtype").none(true),
+        py::arg("load_in_4bit"), py::arg("quant_type"), py::arg("double_quant"), py::arg("skip_modules"), NoGil());
   m.def("plan_memory", &plan_configs, py::arg("model"), py::arg("lora_config_json"), py::arg("args_json"), py::kw_only(),
         py::arg("gpu"), py::arg("requested_dtype").none(true), py::arg("load_in_4bit"), py::arg("quant_type"),
         py::arg("double_quant"), py::arg("skip_modules"), NoGil());

@@ -10,17 +10,32 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "folder.hpp"
 #include "retry.hpp"
 
 namespace qlorapp::files {
+
+namespace {
+
+IoError not_made(const std::string& path, int error) {
+  return {error == EEXIST ? message("[{}] exists already. Choose another name, or remove it.", path)
+                          : message("[{}] cannot be made: {}.", path, std::strerror(error)),
+          error};
+}
+
+}  // namespace
+
+void GrowingFile::check_new(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) == 0) throw not_made(path, EEXIST);
+  if (::access(parent_of(path).c_str(), W_OK | X_OK) != 0) throw not_made(path, errno);
+}
 
 GrowingFile::GrowingFile(std::string path, bool must_be_new) : path_(std::move(path)) {
   const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (must_be_new ? O_EXCL : 0);
   descriptor_ = retrying([&] { return ::open(path_.c_str(), flags, 0666); });
   const int error = errno;
-  if (descriptor_ < 0 && error == EEXIST)
-    throw IoError(message("[{}] exists already. Choose another name, or remove it.", path_), error);
-  if (descriptor_ < 0) throw IoError(message("[{}] cannot be made: {}.", path_, std::strerror(error)), error);
+  if (descriptor_ < 0) throw not_made(path_, error);
   struct stat status {};
   is_empty_ = ::fstat(descriptor_, &status) == 0 && status.st_size == 0 && S_ISREG(status.st_mode);
 }

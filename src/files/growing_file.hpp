@@ -12,6 +12,8 @@ class GrowingFile {
  public:
   /// @param must_be_new  a file that exists is not touched. @throws IoError with path and errno.
   explicit GrowingFile(std::string path, bool must_be_new = false);
+  /// What the constructor with must_be_new would find, without a file: for a caller that appends much later. @throws IoError as that.
+  static void check_new(const std::string& path);
   /// A file that nothing was appended to goes.
   ~GrowingFile();
   GrowingFile(const GrowingFile&) = delete;

@@ -163,6 +163,15 @@ GenerationPlan plan_rows(const PlanSettings& settings, const GenerationRows& row
 
 }  // namespace
 
+int64_t planned_prompt_tokens(const format::ModelConfig& model, std::optional<int64_t> given, int64_t max_new_tokens) {
+  constexpr int64_t kUsual = 512;
+  const int64_t positions = position_limit(model), room = positions - max_new_tokens;
+  QLORAPP_CHECK_VALUE(room >= given.value_or(1),
+                      "[plan] prompt_tokens ({}) and max_new_tokens ({}) must fit the model's {} positions. Lower one of them.",
+                      given.value_or(1), max_new_tokens, positions);
+  return given.value_or(std::min(kUsual, room));
+}
+
 GenerationPlan plan_generation(const PlanSettings& settings, const GenerationRows& rows, Bytes room) {
   check(rows);
   const int64_t most = std::min(rows.max_rows, std::ssize(rows.prompts));

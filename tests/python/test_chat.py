@@ -50,7 +50,7 @@ def test_a_conversation_is_that_of_the_template(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{one}\n{two}\n"
     again = chat("Hello!\n/regenerate\n/reset\nHello!\n/quit\nnot read\n")
-    assert again.stdout == f"{one}\n{one}\n{one}\n"
+    assert again.stdout == f"{one}\n{one}\n{one}\n" and again.stderr.count("answers are greedy") == 1
     told = chat("Hello!\n", "--system", "Be brief.").stdout
     assert told == answer_of([{"role": "system", "content": "Be brief."}, *first]) + "\n"
     assert chat("/system Be brief.\nHello!\n").stdout == told
@@ -81,11 +81,11 @@ def test_a_message_that_cannot_be_asked_leaves_the_session(tmp_path):
     """Bytes that are no text, a message that the template refuses, lines that end as on Windows."""
     one = answer_of([{"role": "user", "content": "Hello!"}])
     command = [str(part) for part in (BUILD / "qlorapp", "chat", *PLAIN)]
-    done = subprocess.run(
-        command, input=b"a\xff\nHello!\r\n/reset\r\nHello!\r\n", capture_output=True, check=False, timeout=120
-    )
+    told = b"a\xff\nHello!\r\n/system Be\xffbrief.\n/reset\r\nHello!\r\n"
+    done = subprocess.run(command, input=told, capture_output=True, check=False, timeout=120)
     first, *rest = done.stdout.decode().splitlines()
-    assert done.returncode == 0 and first.startswith("not answered: ") and "UTF-8" in first and rest == [one, one]
+    assert done.returncode == 0 and first.startswith("not answered: ") and "UTF-8" in first
+    assert rest == [one, "not taken: byte 2 of the message is no UTF-8", one]
     template = tmp_path / "users_only.jinja"
     template.write_text(
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.content }}{% endfor %}"
@@ -98,6 +98,7 @@ def test_samples_differ_by_seed_and_repeat():
     options = ("--temperature", 1.5, "--seed", 3)
     one, two = (chat("Hello!\n/regenerate\n", *options).stdout for _ in range(2))
     assert one == two and len(set(one.splitlines())) > 1
+    assert "greedy" not in chat("Hello!\n/regenerate\n", *options).stderr
 
 
 def test_ctrl_c_stops_the_answer_and_the_session_stays():

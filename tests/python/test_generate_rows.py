@@ -122,11 +122,14 @@ def test_an_output_file_is_new_and_has_whole_lines_in_order(tmp_path):
     assert [json.loads(line)["prompt"] for line in found.splitlines()] == text.splitlines()
     again = run("--output_file", out, text="Hello!")
     assert again.returncode == 2 and "exists already" in again.stderr and out.read_text() == found
+    missing = run("--output_file", tmp_path / "none" / "a.jsonl", text="Hello!")
+    assert missing.returncode == 2 and "cannot be made: No such file or directory" in missing.stderr
     failed = run("--output_file", tmp_path / "none.jsonl", "--cache_memory", "1KB", text="Hello!")
     assert failed.returncode != 0 and "give the cache more" in failed.stderr and not (tmp_path / "none.jsonl").exists()
 
 
-def test_ctrl_c_keeps_whole_lines(tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_keeps_whole_lines(sent, tmp_path):
     out = tmp_path / "answers.jsonl"
     (tmp_path / "prompts.txt").write_text("Hello!\n" * 5000)
     command = [BUILD / "qlorapp", "generate", *map(str, PLAIN[:-1]), "100", "--min_new_tokens", "100", "--max_rows", "4"]
@@ -136,11 +139,26 @@ def test_ctrl_c_keeps_whole_lines(tmp_path):
     end = time.monotonic() + 60
     while (not out.exists() or out.stat().st_size == 0) and time.monotonic() < end:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     said = process.communicate(timeout=60)[1].decode()
-    assert process.returncode == 130 and "stopped: " in said and "of 5000 prompts" in said
+    assert process.returncode == 128 + sent and "stopped: " in said and "of 5000 prompts" in said
     assert out.read_bytes().endswith(b"\n")
     assert all(json.loads(line)["tokens"] == 100 for line in out.read_text().splitlines())
+
+
+def test_a_signal_before_the_first_answer_leaves_no_file(tmp_path):
+    """A moment after the file is there: no row has its 400 tokens."""
+    out = tmp_path / "answers.jsonl"
+    command = [BUILD / "qlorapp", "generate", *map(str, PLAIN[:-1]), "400", "--min_new_tokens", "400", "--max_rows", "1"]
+    process = subprocess.Popen([*map(str, command), "--output_file", out], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.write(b"Hello!\n")
+    process.stdin.close()
+    end = time.monotonic() + 60
+    while not out.exists() and time.monotonic() < end:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    assert "stopped: 0 of 1 prompts" in process.stderr.read().decode()
+    assert process.wait(60) == 128 + signal.SIGTERM and not out.exists()
 
 
 @pytest.mark.parametrize(
@@ -222,6 +240,22 @@ def test_plan_generate_prints_rows_keys_and_values_and_cache_memory():
     assert python.cache_memory == 4 * 128 * per_token
     assert set(python.phases) == {"load", "prompts", "decode"}
     assert python.phases["decode"]["parts"]["keys and values"] == python.cache_memory
+
+
+@pytest.mark.parametrize(("max_new_tokens", "prompt"), [(128, 384), (511, 1)])
+def test_a_plan_s_prompts_are_what_the_positions_leave(max_new_tokens, prompt):
+    size = {"max_new_tokens": max_new_tokens, "max_rows": 2, "dtype": "float32", "gpu": "cpu"}
+    assert str(qlorapp.plan_generation(TINY, **size)) == str(qlorapp.plan_generation(TINY, prompt_tokens=prompt, **size))
+    done = plan_of("--dtype", "float32", "--gpu", "cpu", "--max_new_tokens", max_new_tokens, "--max_rows", 2)
+    assert done.returncode == 0 and f"rows of {prompt} + {max_new_tokens} tokens" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("size", [{"prompt_tokens": 400, "max_new_tokens": 113}, {"max_new_tokens": 512}])
+def test_a_plan_refuses_positions_that_the_model_has_not(size):
+    with pytest.raises(ValueError, match=rf"max_new_tokens \({size['max_new_tokens']}\) must fit the model's 512 positions"):
+        qlorapp.plan_generation(TINY, gpu="cpu", **size)
+    done = plan_of("--gpu", "cpu", *(word for name, value in size.items() for word in (f"--{name}", value)))
+    assert done.returncode in (1, 2) and "must fit the model's 512 positions" in done.stderr
 
 
 def test_rows_of_a_plan_grow_with_its_memory():

@@ -49,6 +49,10 @@ struct GenerationPlan {
 /// The most rows of this length together that fit the room, up to `most`; 0: not even one.
 [[nodiscard]] int64_t largest_rows(const PlanSettings& settings, const GenerationRows& rows, Bytes room, int64_t most);
 
+/// Tokens of each prompt to plan for: as given, or 512, or as many as max_new_tokens leave of the model's positions.
+/// @throws ValueError naming the positions that the model has not.
+[[nodiscard]] int64_t planned_prompt_tokens(const format::ModelConfig& model, std::optional<int64_t> given, int64_t max_new_tokens);
+
 /// Of a device's memory, what keys, values and the rest may take where no other amount is given: a tenth is for what a plan cannot see.
 [[nodiscard]] constexpr Bytes generation_room(Bytes memory) { return {memory.count / 10 * 9}; }
 
