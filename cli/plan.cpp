@@ -170,7 +170,7 @@ PlanOptions parse_plan(const Arguments& arguments) {
   line.option("max_new_tokens", options.rows.max_new_tokens, "with --generate: maximum number of new tokens");
   line.option("max_rows", options.rows.max_rows, "with --generate: prompts that are computed at once, at most");
   line.option("cache_memory", options.cache_memory, "with --generate: of keys and values, at most, as 4GB");
-  line.option("do_sample", options.do_sample, "with --generate: plan for sampling with top_p, which sorts the logits");
+  line.option("do_sample", options.do_sample, "with --generate: plan for drawn tokens, with top_p");
   line.option("measure", options.measured,
               "load the model, run one step and print both measured peaks; --svg draws them over the plan");
   line.option("svg", options.svg, "write the planned timeline to this file");

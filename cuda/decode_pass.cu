@@ -95,9 +95,10 @@ bool has_decode_pass(Float type, int64_t m, int64_t head_dim, int architecture, 
       architecture < 90)
     return false;
   const Kernel kernel = kernel_of(m, head_dim);
-  int ctas = 0, multiprocessors_there = 0, device = 0;
+  int ctas = 0, multiprocessors_there = 0, device = 0, kept = 0;
   const bool fits =
       cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&kept, cudaDevAttrReservedSharedMemoryPerBlock, device) == cudaSuccess && kept == kSystem &&
       cudaDeviceGetAttribute(&multiprocessors_there, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
       cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kernel.shared)) ==
           cudaSuccess &&

@@ -2,6 +2,7 @@
 /// A pass of one token in each of up to 8 rows through all blocks of a model, in one launch: four-bit weights, adapters, a cache of keys.
 ///
 /// The pass is a list of phases in device memory, each of which all CTAs compute together. Weights are read ahead of them, across phases.
+/// wide_pass.hpp takes the same phases for more rows, without squares: next_x is normed there, by eps.
 #pragma once
 
 #include <cstdint>

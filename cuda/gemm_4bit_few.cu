@@ -232,9 +232,9 @@ cudaError_t launch_few(const GemmFourBitGroup& asked, int multiprocessors, Strea
 bool forms_u(const GemmFourBitGroup& work) { return work.m <= kFewTokens || goes_wide(work); }
 
 bool has_gemm_4bit_group(int64_t m, int64_t k, int64_t block_size, int64_t nested_block_size, Float type, int arch,
-                         int64_t shared_bytes) {
-  return arch >= 90 && shared_bytes >= kMostShared && type != Float::kFloat32 && m >= 1 && m <= 128 && k >= kStage &&
-         k % kStage == 0 && block_size == kBlock && nested_block_size % 4 == 0;
+                         int64_t shared_bytes, int64_t reserved_bytes) {
+  return (m > kFewTokens || reserved_bytes == kSystem) && arch >= 90 && shared_bytes >= kMostShared && type != Float::kFloat32 &&
+         m >= 1 && m <= 128 && k >= kStage && k % kStage == 0 && block_size == kBlock && nested_block_size % 4 == 0;
 }
 
 int64_t gemm_4bit_group_floats(const GemmFourBitGroup& work, int multiprocessors) {

@@ -52,8 +52,9 @@ struct GemmFourBitGroup {
 
 /// Whether there is a kernel: sm_90 and newer with as much shared memory as sm_90 has (12.x has less), m up to 128, k a multiple of 256, blocks of 64.
 /// @param arch  what code_architecture() says.  @param shared_bytes  that a CTA can have on the device (cudaDevAttrMaxSharedMemoryPerBlockOptin).
+/// @param reserved_bytes  that the system keeps of it (cudaDevAttrReservedSharedMemoryPerBlock): the kernel of up to 8 rows counts on 1024.
 [[nodiscard]] bool has_gemm_4bit_group(int64_t m, int64_t k, int64_t block_size, int64_t nested_block_size, Float type, int arch,
-                                       int64_t shared_bytes);
+                                       int64_t shared_bytes, int64_t reserved_bytes);
 /// Whether the launch forms u from a. Reads what is not memory of the work.
 [[nodiscard]] bool forms_u(const GemmFourBitGroup& work);
 /// Of memory between its launches; 0 where there is one.

@@ -83,7 +83,7 @@ __device__ __forceinline__ NestedScales nested_scales_of(const Work& work, const
   return found;
 }
 
-/// The copying warpgroup. It reads weights before earlier kernels have ended: prepare_wide(), in front, has waited for those that could have written
+/// The copying warpgroup. It reads weights before earlier kernels have ended: the kernel in front has waited for those that could have written
 /// them before it let this one begin. A thread has 16 bytes of every 32nd row of codes and the scales of every 128th row. Rows of codes that W has
 /// not are left as they are: only results that are not stored depend on them.
 /// @param arrivals  of each slot of the ring: it is full.  @param ends  it was read.
@@ -392,7 +392,7 @@ int64_t wide_sums_floats(const GemmFourBitGroup& asked, int multiprocessors) {
 }
 
 int64_t wide_rows_floats(const GemmFourBitGroup& asked, int multiprocessors) {
-  return laid_bytes_of(asked.m, asked.k) / 4 + wide_sums_floats(asked, multiprocessors);
+  return laid_bytes(tokens_of(asked.m), asked.k) / 4 + wide_sums_floats(asked, multiprocessors);
 }
 
 cudaError_t sum_wide_rows(const GemmFourBitGroup& asked, unsigned char* laid, bool is_laid, int multiprocessors, Stream stream) {

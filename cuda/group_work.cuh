@@ -20,7 +20,7 @@ bool goes_wide(const GemmFourBitGroup& work);
 cudaError_t multiply_wide_rows(const GemmFourBitGroup& work, int multiprocessors, Stream stream);
 int64_t wide_rows_floats(const GemmFourBitGroup& work, int multiprocessors);
 /// The same in bf16 without its last launch: sums of parts are left in work.partial. @param laid  x in the product's order; where it is not yet, the
-/// first launch lays it there.
+/// first launch lays it there. What is in front in the stream waits for what was before it (early_launch.cuh).
 cudaError_t sum_wide_rows(const GemmFourBitGroup& work, unsigned char* laid, bool is_laid, int multiprocessors, Stream stream);
 int64_t wide_sums_floats(const GemmFourBitGroup& work, int multiprocessors);
 

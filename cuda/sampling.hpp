@@ -15,7 +15,7 @@ namespace qlorapp::cuda {
 
 /// Scores that leave become −inf: those below the top_k largest (0: none), then those that follow the smallest set whose weight reaches top_p of what
 /// is left (of equal scores those of low index leave first; one token stays), then those of probability below min_p times the largest.
-/// @param scores  (rows, vocabulary) contiguous; vocabulary < 2^32.
+/// @param scores  (rows, vocabulary) contiguous; vocabulary up to 2^23, so that weights sum in 64 bits.
 cudaError_t keep_likely_tokens(float* scores, int64_t rows, int64_t vocabulary, int64_t top_k, double top_p, double min_p,
                                Stream stream);
 

@@ -108,62 +108,42 @@ __device__ __forceinline__ void lay_four(unsigned char* laid, int row, int colum
   tile[((piece + 1) ^ (row % 8)) * 4] = words.y;
 }
 
-/// Where the parts of sums lie that wide_rows() leaves.
-struct Parts {
-  Extent extent;
-  const float* partial;
-  int64_t part_floats;
-  uint32_t width;
-
-  __device__ explicit Parts(const Work& work)
-      : extent(work, static_cast<unsigned>(work.splits)),
-        partial(work.asked.partial),
-        part_floats(work.asked.m * work.first_row[work.asked.count]),
-        width(static_cast<uint32_t>(work.first_row[work.asked.count])) {}
-
-  /// Σ of their parts, of up to four columns of a strip.
-  template <int kAtOnce>
-  __device__ __forceinline__ void add(uint32_t strip, uint32_t token, uint32_t column, int columns, float (&sums)[4]) const {
-    const auto parts = static_cast<int>(extent.parts(strip));
-    const float* from = partial + static_cast<int64_t>(token) * width + column;
-    const bool is_whole = columns >= 4 && (width | column) % 4U == 0U;
-    for (int part = 0; part < parts; part += kAtOnce, from += kAtOnce * part_floats) {
-      float4 found[kAtOnce];  // loads that nothing waits for
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float* const at = from + i * part_floats;
-        found[i] = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-        if (part + i >= parts) continue;
-        if (is_whole) {
-          found[i] = *reinterpret_cast<const float4*>(at);
-        } else {
-          found[i].x = at[0];
-          if (columns > 1) found[i].y = at[1];
-          if (columns > 2) found[i].z = at[2];
-          if (columns > 3) found[i].w = at[3];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) sums[0] += found[i].x, sums[1] += found[i].y, sums[2] += found[i].z, sums[3] += found[i].w;
-    }
-  }
-};
-
-template <int kTokens>
-constexpr int kPartsAtOnce = kTokens <= 64 ? 10 : 4;
-
 /// y = Σ partial + bias. A CTA has a strip and four rows of x, a thread four rows of W.
 template <class T, int kTokens>
 __global__ void __launch_bounds__(kHeight) finish_wide(const __grid_constant__ Work work) {
-  const Parts parts(work);
+  constexpr int kAtOnce = kTokens <= 64 ? 10 : 4;  // loads that nothing waits for
+  const Extent extent(work, static_cast<unsigned>(work.splits));
   const int own = weight_of(work, blockIdx.x);
   const auto row = (blockIdx.x - static_cast<uint32_t>(work.first_strip[own])) * kHeight + threadIdx.x % 64U * 4U;
   const uint32_t token = blockIdx.y * kFinished + threadIdx.x / 64U, column = static_cast<uint32_t>(work.first_row[own]) + row;
+  const auto width = static_cast<uint32_t>(work.first_row[work.asked.count]), m = static_cast<uint32_t>(work.asked.m);
   const int rows = static_cast<int>(work.asked.weights[own].n) - static_cast<int>(row);
   wait_for_earlier_kernels();
-  if (token >= work.asked.m || rows <= 0) return;
+  if (token >= m || rows <= 0) return;
+  const auto parts = static_cast<int>(extent.parts(blockIdx.x));
+  const float* from = work.asked.partial + static_cast<int64_t>(token) * width + column;
+  const int64_t part_floats = static_cast<int64_t>(m) * width;
+  const bool is_whole = rows >= 4 && (width | column) % 4U == 0U;
   float sums[4] = {};
-  parts.add<kPartsAtOnce<kTokens>>(blockIdx.x, token, column, rows, sums);
+  for (int part = 0; part < parts; part += kAtOnce, from += kAtOnce * part_floats) {
+    float4 found[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float* const at = from + i * part_floats;
+      found[i] = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+      if (part + i >= parts) continue;
+      if (is_whole) {
+        found[i] = *reinterpret_cast<const float4*>(at);
+      } else {
+        found[i].x = at[0];
+        if (rows > 1) found[i].y = at[1];
+        if (rows > 2) found[i].z = at[2];
+        if (rows > 3) found[i].w = at[3];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) sums[0] += found[i].x, sums[1] += found[i].y, sums[2] += found[i].z, sums[3] += found[i].w;
+  }
   T* const y = static_cast<T*>(work.asked.y) + token * work.asked.y_stride + column;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -180,14 +160,20 @@ cudaError_t launch_finish(const Work& work, Stream stream) {
 }
 
 /// Rows of x that the kernels are compiled for.
+inline int tokens_of(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128; }
 template <class F>
 cudaError_t with_tokens(int64_t m, const F& run) {
-  if (m <= 16) return run(std::integral_constant<int, 16>());
-  if (m <= 32) return run(std::integral_constant<int, 32>());
-  if (m <= 64) return run(std::integral_constant<int, 64>());
-  return run(std::integral_constant<int, 128>());
+  switch (tokens_of(m)) {
+    case 16:
+      return run(std::integral_constant<int, 16>());
+    case 32:
+      return run(std::integral_constant<int, 32>());
+    case 64:
+      return run(std::integral_constant<int, 64>());
+    default:
+      return run(std::integral_constant<int, 128>());
+  }
 }
-inline int64_t laid_bytes_of(int64_t m, int64_t k) { return laid_bytes(m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128, k); }
 
 }  // namespace
 }  // namespace qlorapp::cuda

@@ -18,9 +18,9 @@ constexpr int kEndThreads = 256, kMostThreads = 1024, kFour = 4;  // columns of 
 struct Sums {
   const float* partial = nullptr;
   const void* bias = nullptr;
-  uint32_t part_floats = 0, width = 0;      ///< Of all rows; of one.
-  uint32_t units = 0, total = 0, ctas = 0;  ///< As in Extent.
-  uint32_t first_strip[4] = {}, first_row[4] = {};
+  uint32_t part_floats = 0, width = 0;  ///< Of all rows; of one.
+  Extent extent;
+  uint32_t first_strip[GemmFourBitGroup::kMostWeights] = {}, first_row[GemmFourBitGroup::kMostWeights] = {};
   int count = 0;
 
   explicit Sums(const Work& work)
@@ -28,10 +28,8 @@ struct Sums {
         bias(work.asked.bias),
         part_floats(static_cast<uint32_t>(work.asked.m * work.first_row[work.asked.count])),
         width(static_cast<uint32_t>(work.first_row[work.asked.count])),
+        extent(work, static_cast<unsigned>(work.splits)),
         count(work.asked.count) {
-    static_assert(GemmFourBitGroup::kMostWeights == 4);
-    const Extent extent(work, static_cast<unsigned>(work.splits));
-    units = extent.units, total = extent.total, ctas = extent.ctas;
     for (int i = 0; i < count; ++i)
       first_strip[i] = static_cast<uint32_t>(work.first_strip[i]), first_row[i] = static_cast<uint32_t>(work.first_row[i]);
   }
@@ -46,8 +44,7 @@ struct Columns {
   Columns() = default;
   __device__ __forceinline__ Columns(const Sums& sums, int own, uint32_t row) {
     const uint32_t strip = sums.first_strip[own] + row / kHeight, column = sums.first_row[own] + row;
-    const uint32_t first = ((strip * sums.units + 1) * sums.ctas - 1) / sums.total;
-    parts = static_cast<int>((((strip + 1) * sums.units) * sums.ctas - 1) / sums.total - first) + 1;
+    parts = static_cast<int>(sums.extent.parts(strip));
     from = sums.partial + column;
     if (sums.bias != nullptr) bias = __ldg(reinterpret_cast<const uint2*>(static_cast<const T*>(sums.bias) + column));
   }
@@ -153,7 +150,8 @@ __global__ void __launch_bounds__(kEndThreads, 4) end_in_heads(const __grid_cons
   const auto first = static_cast<uint32_t>(head * dim);
   int own = 0;
 #pragma unroll
-  for (int next = 1; next < 4; ++next) own += next < end.sums.count && first >= end.sums.first_row[next] ? 1 : 0;
+  for (int next = 1; next < GemmFourBitGroup::kMostWeights; ++next)
+    own += next < end.sums.count && first >= end.sums.first_row[next] ? 1 : 0;
   const int64_t position = end.positions[token], slot = end.slots[token];
   constexpr int kTimes = (kDim + 127) / 128;
   const auto column_of = [&](int i) { return i * 128 + lane * kFour; };
@@ -237,7 +235,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) end_in_stream(const __grid_co
     return;
   }
   uint2 before[kTimes];
-  float added[kTimes][kFour];
+  float added[kTimes][kFour] = {};
   each([&](int i, int column) {
     before[i] = words_at(end.stream, first + column);
     if (has_sums) {
@@ -406,12 +404,11 @@ DecodeAttention attention_of(const WidePass& work, const PassPhase& phase, int m
 }  // namespace
 
 bool has_wide_pass(const WidePass& work) {
-  constexpr int kMostColumns = 4 * kMostThreads * kFour;  // of the stream
+  constexpr int kMostColumns = 4 * kMostThreads * kFour;
   return work.pass.m <= 128 && work.pass.head_dim % 8 == 0 && work.pass.head_dim <= 256 &&
          std::ranges::all_of(work.phases, [&](const PassPhase& phase) {
-           return phase.kind != PassKind::kProduct ||
-                  (phase.width % kFour == 0 && (phase.stream == nullptr || phase.width <= kMostColumns) &&
-                   goes_wide(group_of(work.pass, phase, nullptr)));
+           const bool fits = phase.stream == nullptr || (phase.width <= kMostColumns && phase.width % kFour == 0);
+           return fits && (phase.kind != PassKind::kProduct || goes_wide(group_of(work.pass, phase, nullptr)));
          });
 }
 
@@ -429,7 +426,7 @@ int64_t wide_pass_floats(const WidePass& work, int multiprocessors) {
 int64_t wide_pass_bytes(const WidePass& work) {
   int64_t columns = 0;
   for (const PassPhase& phase : work.phases) columns = std::max<int64_t>(columns, phase.k);
-  return 2 * laid_bytes_of(work.pass.m, columns);  // a phase's x, and what it writes
+  return 2 * laid_bytes(tokens_of(work.pass.m), columns);  // a phase's x, and what it writes
 }
 
 cudaError_t wide_pass(const WidePass& work, int multiprocessors, Stream stream) {

@@ -47,6 +47,11 @@ std::shared_ptr<DecodeAdapters> DecodeSteps::adapters(const CausalLM& model, boo
   return adapters_;
 }
 
+void DecodeSteps::forget() {
+  steps_.clear();
+  key_ = {};
+}
+
 at::Tensor DecodeSteps::compute(CausalLM& model, const Step& step, GenerationCache& cache) {
   Decoder& decoder = model.decoder();
   const int64_t rows = step.tokens.size(0);

@@ -31,16 +31,19 @@ class DecodeSteps {
   /// For a pass of the model as it is now, with the values that the adapter has, or, with `constant`, had when this was asked first.
   [[nodiscard]] std::shared_ptr<DecodeAdapters> adapters(const CausalLM& model, bool constant);
 
+  /// Lets go of recorded passes, which hold the cache's keys and values.
+  void forget();
+
  private:
   /// Of a number of rows. Rows that are not needed repeat the first.
   struct Step {
     at::Tensor tokens;   ///< (rows) int64.
     at::Tensor numbers;  ///< (6, rows) int64: position and slot of the token; start, length and what is shared of the row.
     at::Tensor hidden;   ///< (rows, D).
-    std::unique_ptr<ops::DecodePass> pass;  ///< All blocks in one launch; null where there is none.
+    std::unique_ptr<ops::DecodePass> pass;  ///< All blocks at once; null where there is none.
     std::unique_ptr<ops::LaunchGraph> graph;
     int64_t passes = 0;  ///< Without a graph.
-    bool is_new = true;  ///< Whether there is such a launch was not asked.
+    bool is_new = true;  ///< Whether there is such a pass was not asked.
   };
   /// What a recorded launch depends on besides its inputs.
   using Key = std::tuple<const void*, const void*, std::vector<const void*>, int64_t, bool>;

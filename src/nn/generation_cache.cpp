@@ -35,6 +35,7 @@ void GenerationCache::reserve(int64_t wanted) {
   if (wanted <= capacity) return;
   const int64_t grown = std::max(wanted, 2 * capacity);
   const int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  if (steps) steps->forget();
   for (KeyValueCache& block : blocks) {
     for (at::Tensor* slots : {&block.keys, &block.values}) {
       at::Tensor larger = at::empty({row_count() * grown, slots->size(1), slots->size(2)}, slots->options());
@@ -53,9 +54,16 @@ void GenerationCache::select_rows(std::span<const int64_t> rows) {
     chosen.push_back(lengths[static_cast<size_t>(row)]);
   }
   const int64_t before = row_count();
+  // Recorded passes read keys and values where they are: as many rows stay there. Others are read no more, so their memory goes block by block.
+  const bool stay = std::ssize(chosen) == before && !blocks.empty() && blocks.front().keys.is_cuda();
+  if (steps && !stay) steps->forget();
   for (KeyValueCache& block : blocks) {
     const at::Tensor index = at::tensor(at::IntArrayRef(rows.data(), rows.size()), at::kLong).to(block.keys.device());
-    for (at::Tensor* slots : {&block.keys, &block.values}) *slots = by_row(*slots, before).index_select(0, index).flatten(0, 1);
+    for (at::Tensor* slots : {&block.keys, &block.values}) {
+      at::Tensor selected = by_row(*slots, before).index_select(0, index).flatten(0, 1);
+      if (stay) slots->copy_(selected);
+      else *slots = std::move(selected);
+    }
   }
   lengths = std::move(chosen);
   place_rows();

@@ -97,7 +97,7 @@ void SamplingOptions::validate() const {
 
 at::Tensor warped_logits(const at::Tensor& logits, const at::Tensor& seen, const at::Tensor& blocked,
                          const SamplingOptions& options) {
-  at::Tensor scores = logits.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  at::Tensor scores = logits.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
   if (options.repetition_penalty != 1.0) {
     const at::Tensor penalized = chosen(scores < 0, scores * options.repetition_penalty, scores / options.repetition_penalty);
     scores = chosen(seen, penalized, scores);
@@ -115,7 +115,7 @@ at::Tensor choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows
   std::vector<double> draws;
   for (size_t i = 0; i < rows.size(); ++i) draws.push_back(uniform(options.seed, positions[i], rows[i]));
   const at::Tensor uniforms = on_device(draws, logits.device());
-  if (ops::computes_on_gpu(logits)) return ops::draw_tokens(logits, uniforms);
+  if (ops::computes_on_gpu(logits)) return ops::draw_tokens(logits.to(at::kFloat).contiguous(), uniforms);
   const at::Tensor sums = logits.to(at::kDouble).softmax(-1).cumsum(-1);
   const at::Tensor total = sums.narrow(-1, sums.size(-1) - 1, 1);
   const at::Tensor draw = uniforms.unsqueeze(1) * total;

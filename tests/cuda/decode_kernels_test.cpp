@@ -62,9 +62,11 @@ TEST_CASE("attention of one query a row reads the row's keys, and nothing else",
 
 TEST_CASE("products of a group have kernels where a CTA has the shared memory that they take", "[cuda]") {
   constexpr int64_t kOfHopper = 232448, kOfSm120 = 101376;
-  CHECK(cuda::has_gemm_4bit_group(8, 4096, 64, 256, Float::kBFloat16, 100, kOfHopper));
-  CHECK(!cuda::has_gemm_4bit_group(8, 4096, 64, 256, Float::kBFloat16, 120, kOfSm120));
-  CHECK(!cuda::has_gemm_4bit_group(8, 4096, 64, 256, Float::kBFloat16, 89, kOfHopper));
+  CHECK(cuda::has_gemm_4bit_group(8, 4096, 64, 256, Float::kBFloat16, 100, kOfHopper, 1024));
+  CHECK(!cuda::has_gemm_4bit_group(8, 4096, 64, 256, Float::kBFloat16, 120, kOfSm120, 1024));
+  CHECK(!cuda::has_gemm_4bit_group(8, 4096, 64, 256, Float::kBFloat16, 89, kOfHopper, 1024));
+  CHECK(!cuda::has_gemm_4bit_group(8, 4096, 64, 256, Float::kBFloat16, 100, kOfHopper, 2048));
+  CHECK(cuda::has_gemm_4bit_group(9, 4096, 64, 256, Float::kBFloat16, 100, kOfHopper, 2048));
 }
 
 TEST_CASE("products of a group read weights and adapters and write y, and nothing else", "[cuda]") {
@@ -75,7 +77,7 @@ TEST_CASE("products of a group read weights and adapters and write y, and nothin
     for (const int64_t m : {1, 2, 8, 9, 16, 17, 33, 65, 128}) {
       for (const auto& [k, heights] : std::vector<std::pair<int64_t, std::vector<int64_t>>>{
                {256, {1}}, {256, {16, 17}}, {1024, {200, 8, 300}}, {4352, {257}}, {512, {5000, 3}}}) {
-        if (!cuda::has_gemm_4bit_group(m, k, 64, 256, type, arch, shared_bytes())) continue;
+        if (!cuda::has_gemm_4bit_group(m, k, 64, 256, type, arch, shared_bytes(), reserved_bytes())) continue;
         for (const int64_t rank : {0, 3, 16}) {
           for (const bool nested : {false, true}) {
             CAPTURE(static_cast<int>(type), m, k, heights.front(), rank, nested);

@@ -54,6 +54,12 @@ inline int shared_bytes() {
   check_launch(cudaDeviceGetAttribute(&count, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
   return count;
 }
+/// That the system keeps of it.
+inline int reserved_bytes() {
+  int count = 0;
+  check_launch(cudaDeviceGetAttribute(&count, cudaDevAttrReservedSharedMemoryPerBlock, 0));
+  return count;
+}
 inline int multiprocessors() {
   int count = 0;
   check_launch(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));

@@ -46,7 +46,7 @@ def rows_of(vocabulary, spread, step, rows=3):
     "top_k, top_p, min_p",
     [(0, p, 0) for p in (0.0, 0.03, 0.5, 0.9, 0.97, 0.9999)]
     + [(k, 1.0, 0) for k in (1, 2, 50, 1500)]
-    + [(0, 1.0, 0.1), (50, 0.9, 0.05), (2000, 0.99, 0)],
+    + [(0, 1.0, 0.1), (0, 1.0, 1.0), (50, 0.9, 0.05), (2000, 0.99, 0)],
 )
 def test_tokens_stay_that_sorting_keeps(vocabulary, spread, step, top_k, top_p, min_p):
     scores = rows_of(vocabulary, spread, step)
@@ -84,7 +84,7 @@ def test_of_equal_scores_the_last_stay_and_a_broken_row_is_left():
     torch.ops.qlorapp.keep_likely_tokens_(found, 0, 0.5, 0)
     assert found[:2].tolist() == [[NEVER, NEVER, 1, 1], [NEVER, NEVER, 0, 0]]
     torch.testing.assert_close(found[2:].cpu(), scores[2:], equal_nan=True, rtol=0, atol=0)
-    assert torch.ops.qlorapp.draw_tokens(found, torch.full((5,), 0.99, dtype=torch.double).cuda()).tolist()[:2] == [3, 3]
+    assert torch.ops.qlorapp.draw_tokens(found, torch.full((5,), 0.99, dtype=torch.double).cuda()).tolist() == [3, 3, 0, 0, 0]
 
 
 def test_a_gpu_draws_what_a_cpu_draws():

@@ -16,7 +16,7 @@
 
 namespace qlorapp {
 
-/// Of sampling where a plan does not know its options: sorting takes the most.
+/// Of sampling where a plan does not know its options: the one that takes the most.
 inline constexpr double kPlannedTopP = 0.9;
 
 struct GenerationRows {
@@ -26,7 +26,7 @@ struct GenerationRows {
   bool fits_positions = false;       ///< The same.
   int64_t max_rows = 128;            ///< The same.
   Bytes cache;                       ///< Of keys and values, at most; 0: as much as fits.
-  SamplingOptions sampling = {};     ///< Sorting a row's logits takes memory, too.
+  SamplingOptions sampling = {};     ///< Drawing takes memory, too.
   bool has_adapter = false;          ///< The adapter of PlanSettings::lora is loaded.
 };
 

@@ -31,8 +31,10 @@ bool has_linear_4bit_group(at::ScalarType dtype, int64_t rows, int64_t columns, 
   if (dtype != at::kHalf && dtype != at::kBFloat16) return false;
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device < 0 ? c10::cuda::current_device() : device));
   const cuda::Float type = dtype == at::kHalf ? cuda::Float::kFloat16 : cuda::Float::kBFloat16;
+  const cudaDeviceProp& device_has = *at::cuda::getCurrentDeviceProperties();
   return cuda::has_gemm_4bit_group(rows, columns, block_size, nested_block_size, type, gpu::code_architecture(),
-                                   static_cast<int64_t>(at::cuda::getCurrentDeviceProperties()->sharedMemPerBlockOptin));
+                                   static_cast<int64_t>(device_has.sharedMemPerBlockOptin),
+                                   static_cast<int64_t>(device_has.reservedSharedMemPerBlock));
 }
 
 /// Two zeros that the launches of the current stream leave as they found them.

@@ -117,6 +117,7 @@ bool PassWriter::add(PassPhase& phase) {
 void PassWriter::leave(PassPhase& phase, const at::Tensor& norm) {
   phase.next_x = input_.mutable_data_ptr();
   phase.next_norm = address_of(norm);
+  is_known_ = is_known_ && is_placed_at(phase.next_norm, 8);
   if (norm.defined()) phase.next_squares = squares_.mutable_data_ptr<float>();
 }
 
@@ -130,6 +131,7 @@ void PassWriter::write_sum(const at::Tensor& after, const at::Tensor& before_nex
   if (after.defined()) {
     phase.x = branch_.const_data_ptr();
     phase.norm = address_of(after);
+    is_known_ = is_known_ && is_placed_at(phase.norm, 8);
     phase.squares = branch_squares_.const_data_ptr<float>();
   }
   if (!is_last) leave(phase, before_next);

@@ -24,7 +24,7 @@ class WidePass final : public DecodePass {
 
   [[nodiscard]] bool has_kernels() const { return cuda::has_wide_pass(work_); }
 
-  /// What is between two launches is allocated for the time of a pass.
+  /// Sums of parts, u and what is laid down are allocated for the time of a pass: a recording has them in memory that it shares with other work.
   at::Tensor run(const at::Tensor& x) override {
     const gpu::Launch launch(x);
     stream_.copy_(x);
@@ -52,6 +52,8 @@ class WidePass final : public DecodePass {
 }  // namespace
 
 std::unique_ptr<DecodePass> gpu::make_wide_pass(const PassModel& model, const at::Tensor& numbers) {
+  constexpr int64_t kMostRows = 128;
+  if (numbers.size(1) > kMostRows || gpu::code_architecture() < 90) return nullptr;
   PassWriter writer(model, numbers.size(1), at::TensorOptions().dtype(at::kBFloat16).device(numbers.device()));
   if (!writer.write()) return nullptr;
   auto made = std::make_unique<WidePass>(model, std::move(writer), numbers);
