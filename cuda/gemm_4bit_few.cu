@@ -74,7 +74,7 @@ __device__ __forceinline__ void ask_few(const Work& work, const Asking& asking, 
   end_group();
 }
 
-__device__ __forceinline__ void join_team(int team) { asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(kThreads) : "memory"); }
+__device__ __forceinline__ void join_team(int team) { meet<kThreads>(1 + team); }
 
 /// A team's part of u: rows of A in turn, each of all rows of x. The others see it once they have counted all.
 template <class T>

@@ -104,7 +104,7 @@ __device__ __forceinline__ void copy_stages(const Work& work, const Extent& exte
   NestedScales nested = nested_scales_of(work, extent, first, end, thread),
                later = nested_scales_of(work, extent, first + 1, end, thread);
   for (int i = thread; i < 256; i += kCopyThreads) map[i] = __ldg(kDeviceSignedMap.values + i);
-  meet<2, kCopyThreads>();
+  meet<kCopyThreads>(2);
   const int stages = static_cast<int>(end - first) * 2, early = min(stages, Shape::kRing);
   int stage = 0, slot = 0;
   uint32_t turn = 0;  // of the ring
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kAllThreads, 1) wide_rows(const __grid_constan
   }
   take_registers<Shape::kOfProducts>();
   fill_values(shared + kInFront, work.nf4);
-  meet<1, kWideThreads>();
+  meet<kWideThreads>(1);
   wait_for_earlier_kernels();
 
   float sums[kTiles][4] = {};
@@ -343,7 +343,7 @@ cudaError_t launch_sums(const Work& work, bool is_laid, Stream stream) {
   if (!fits) return cudaErrorLaunchOutOfResources;
   const int64_t pieces = is_laid ? 0 : laid_bytes(kTokens, work.asked.k) / 16,
                 of_x = (pieces + kBesideThreads - 1) / kBesideThreads;
-  const int64_t of_u = (work.asked.m + kTileTokens - 1) / kTileTokens * ((work.asked.ranks + kTileRanks - 1) / kTileRanks);
+  const int64_t of_u = tiles_of_u(work);
   if (of_u + of_x > 0) {
     const cudaError_t error =
         launch_early<prepare_wide<T, kTokens>>(dim3(static_cast<unsigned>(of_u + of_x)), kBesideThreads, 0, stream, work);

@@ -53,6 +53,12 @@ __device__ __forceinline__ void wait_groups() {
 #endif
 }
 
+/// Until so many threads, of whole warps, have come to this barrier of the CTA. Barrier 0 is __syncthreads()'s.
+template <int kCount>
+__device__ __forceinline__ void meet(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kCount) : "memory");
+}
+
 struct Work {
   GemmFourBitGroup asked;
   Divisor nested_block;

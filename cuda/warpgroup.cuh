@@ -30,12 +30,6 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-/// Until so many threads, of whole warps, have come to this barrier of the CTA. Barrier 0 is __syncthreads()'s.
-template <int kBarrier, int kThreads>
-__device__ __forceinline__ void meet() {
-  asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
-}
-
 /// A barrier in shared memory: each turn of it ends with so many arrivals and all bytes that were asked for.
 __device__ __forceinline__ void prepare_arrival(uint64_t* barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "r"(count)

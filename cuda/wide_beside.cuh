@@ -36,6 +36,11 @@ struct Extent {
 __host__ __device__ int64_t laid_bytes(int tokens, int64_t k) { return tokens * k * 2; }
 constexpr int kBesideThreads = 1024, kTileTokens = 16, kTileRanks = 8;  // of a CTA of what comes before the product
 
+/// CTAs that form u.
+__host__ __device__ inline int64_t tiles_of_u(const Work& work) {
+  return (work.asked.m + kTileTokens - 1) / kTileTokens * ((work.asked.ranks + kTileRanks - 1) / kTileRanks);
+}
+
 /// u = x·Aᵀ, 16 rows of 8 columns of it. The warps divide k among themselves.
 template <class T>
 __device__ __forceinline__ void form_u(const Work& work, int tile) {
@@ -92,8 +97,7 @@ __device__ __forceinline__ void lay_x(const Work& work, int64_t at) {
 /// The first CTAs form u, the others lay x down for the product.
 template <class T, int kTokens>
 __global__ void __launch_bounds__(kBesideThreads) prepare_wide(const __grid_constant__ Work work) {
-  const auto of_u =
-      static_cast<int64_t>((work.asked.m + kTileTokens - 1) / kTileTokens * ((work.asked.ranks + kTileRanks - 1) / kTileRanks));
+  const int64_t of_u = tiles_of_u(work);
   wait_for_earlier_kernels();
   if (blockIdx.x < of_u) form_u<T>(work, static_cast<int>(blockIdx.x));
   else lay_x<kTokens>(work, (blockIdx.x - of_u) * kBesideThreads + threadIdx.x);
