@@ -26,17 +26,6 @@ struct High {
   static constexpr int kBytes = kFloatTable + 1024 + kRing * kBytesEach;
 };
 
-__device__ __forceinline__ void fill_floats(unsigned char* table, bool nf4) {
-  const unsigned lane = threadIdx.x & 31U;
-  const float entry = __ldg((nf4 ? kDeviceNf4 : kDeviceFp4).values + (lane & 15U));
-  for (unsigned byte = threadIdx.x; byte < 256U; byte += blockDim.x) {
-    const float first = __shfl_sync(kAllLanes, entry, static_cast<int>(byte >> 4U));
-    const float second = __shfl_sync(kAllLanes, entry, static_cast<int>(byte & 15U));
-#pragma unroll
-    for (unsigned i = 0; i < 8; ++i)
-      *reinterpret_cast<float4*>(table + byte * 128U + ((i + lane) & 7U) * 16U) = make_float4(first, second, first, second);
-  }
-}
 /// A byte's two elements, as a dequantized weight has them: scaled in fp32, rounded once.
 template <class T, int kByte>
 __device__ __forceinline__ uint32_t scaled_pair(const unsigned char* table, uint32_t word, uint32_t lane_bytes, float scale) {
@@ -164,7 +153,7 @@ __global__ void __launch_bounds__(kThreads, High<kTokenTiles>::kCtas) more_rows(
   float outer[2][2];
   scales_of(begin, codes, outer);
   const float offset = work.nested ? __ldg(weight.nested_offset) : 0.0F;
-  fill_floats(table, work.nf4);
+  fill_pairs<kFloatTable / 256>(table, work.nf4, blockDim.x);
   for (unsigned i = threadIdx.x; i < 256U; i += kThreads) map[i] = __ldg(kDeviceSignedMap.values + i);
   wait_for_earlier_kernels();
 #pragma unroll

@@ -193,18 +193,6 @@ __device__ __forceinline__ void add_adapter(const Work& work, const GroupWeight&
   }
 }
 
-/// The table of a byte's two values, which each lane has in a bank of its own.
-__device__ __forceinline__ void fill_values(unsigned char* table, bool nf4) {
-  const unsigned lane = threadIdx.x & 31U;
-  const float entry = __ldg((nf4 ? kDeviceNf4 : kDeviceFp4).values + (lane & 15U));
-  for (unsigned byte = threadIdx.x; byte < 256U; byte += kWideThreads) {
-    const float first = __shfl_sync(kAllLanes, entry, static_cast<int>(byte >> 4U));
-    const float second = __shfl_sync(kAllLanes, entry, static_cast<int>(byte & 15U));
-#pragma unroll
-    for (unsigned i = 0; i < 16; ++i)
-      *reinterpret_cast<float4*>(table + byte * kEntry + ((i + lane) & 15U) * 16U) = make_float4(first, second, first, second);
-  }
-}
 /// The values of one of a word's bytes.
 __device__ __forceinline__ float2 values_of(uint32_t word, int byte, int lane) {
   float2 values;
@@ -238,7 +226,7 @@ __global__ void __launch_bounds__(kAllThreads, 1) wide_rows(const __grid_constan
     return;
   }
   take_registers<Shape::kOfProducts>();
-  fill_values(shared + kInFront, work.nf4);
+  fill_pairs<kEntry>(shared + kInFront, work.nf4, kWideThreads);
   meet<kWideThreads>(1);
   wait_for_earlier_kernels();
 

@@ -59,6 +59,22 @@ __device__ __forceinline__ void meet(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kCount) : "memory");
 }
 
+/// The table of a byte's two values: an entry has them as often as it has room, so that lanes read from banks of their own.
+template <int kEntryBytes>
+__device__ __forceinline__ void fill_pairs(unsigned char* table, bool nf4, unsigned threads) {
+  constexpr unsigned kEach = kEntryBytes / 16;
+  const unsigned lane = threadIdx.x & 31U;
+  const float entry = __ldg((nf4 ? kDeviceNf4 : kDeviceFp4).values + (lane & 15U));
+  for (unsigned byte = threadIdx.x; byte < 256U; byte += threads) {
+    const float first = __shfl_sync(kAllLanes, entry, static_cast<int>(byte >> 4U));
+    const float second = __shfl_sync(kAllLanes, entry, static_cast<int>(byte & 15U));
+#pragma unroll
+    for (unsigned i = 0; i < kEach; ++i)
+      *reinterpret_cast<float4*>(table + byte * kEntryBytes + ((i + lane) & (kEach - 1U)) * 16U) =
+          make_float4(first, second, first, second);
+  }
+}
+
 struct Work {
   GemmFourBitGroup asked;
   Divisor nested_block;
