@@ -165,8 +165,7 @@ PlanOptions parse_plan(const Arguments& arguments) {
   line.option("generate", options.generates, "plan the answers of qlorapp generate in place of a training run");
   line.option("adapter", options.adapter,
               "with --generate: PEFT adapter folder; unset: the adapter of --r …, or none if none of these is given");
-  line.option("prompt_tokens", options.prompt_tokens,
-              "with --generate: tokens of each prompt, or as many as the model's positions leave");
+  line.option("prompt_tokens", options.prompt_tokens, "with --generate: tokens of each prompt, if the model has the positions");
   line.option("max_new_tokens", options.rows.max_new_tokens, "with --generate: maximum number of new tokens");
   line.option("max_rows", options.rows.max_rows, "with --generate: prompts that are computed at once, at most");
   line.option("cache_memory", options.cache_memory, "with --generate: of keys and values, at most, as 4GB");

@@ -135,7 +135,8 @@ class Generation {
   }
   [[nodiscard]] Bytes cache_bytes() const {
     if (options_.cache_bytes > 0) return Bytes{options_.cache_bytes};
-    constexpr int64_t kDrawn = 6 * sizeof(float);  // of a logit: scores, probabilities, torch's numbers, and on a CPU what sorts them
+    constexpr int64_t kDrawn =
+        6 * sizeof(float);  // of a logit: scores, probabilities, torch's numbers, and on a CPU what sorts them
     const int64_t drawn =
         draws_as_torch() ? kDrawn * std::min(options_.max_rows, std::ssize(prompts_)) * model_.config().vocab_size : 0;
     return Bytes{std::max<int64_t>(ops::free_memory(model_.device()).count / 10 * 9 - drawn, 0)};

@@ -257,7 +257,8 @@ inline void check_decode_attention(std::string_view op, const at::Tensor& q, con
 }
 
 inline void check_scores(std::string_view op, const at::Tensor& scores) {
-  TORCH_CHECK_VALUE(scores.scalar_type() == at::kFloat && scores.dim() == 2 && scores.is_contiguous() && scores.sym_size(1) > 0 && scores.sym_size(1) <= (1 << 23),
+  TORCH_CHECK_VALUE(scores.scalar_type() == at::kFloat && scores.dim() == 2 && scores.is_contiguous() && scores.sym_size(1) > 0 &&
+                        scores.sym_size(1) <= (1 << 23),
                     "[", op, "] scores must be (R, V) float32 and contiguous, V from 1 to 2^23; got ", scores.scalar_type(), " ",
                     scores.sym_sizes(), ". Convert them.");
 }
