@@ -136,8 +136,8 @@ class CommandLine {
     added.doc = std::move(doc);
     added.required = required;
     added.set = [name, &into](const format::Json& json) {
-      QLORAPP_CHECK_VALUE(format::detail::read(json, into), "[{}] must be {}; got {}.", name, format::detail::type_text<Value>(),
-                          json.dump());
+      QLORAPP_CHECK_VALUE(format::detail::read(json, into), "[{}] must be {}; got {}.", name,
+                          format::detail::type_text_for<Value>(json), json.dump());
     };
     options_.push_back(std::move(added));
   }

@@ -7,6 +7,7 @@
 /// other. A number without a fraction is an integer whatever its spelling (1e3), and one value stands for a list of one.
 #pragma once
 
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <map>
@@ -78,6 +79,15 @@ std::string wanted(const std::variant<Values...>*) {
   std::string text;
   ((text += (text.empty() ? "" : " or ") + type_text<Values>()), ...);
   return text;
+}
+
+/// What a value of this type must be, beside one that is not: a number that is whole and too large is an integer to its writer.
+template <class Value>
+std::string type_text_for(const Json& json) {
+  constexpr double kExact = 9e15;  // as read() below
+  const double number = json.is_number() ? json.get<double>() : 0.0;
+  const bool is_large = std::abs(number) >= kExact && (json.is_number_float() || json.is_number_unsigned());
+  return std::is_same_v<Value, int64_t> && is_large ? "an integer in digits, below 2^63" : type_text<Value>();
 }
 
 // read(json, into): false if the type does not fit; `into` may then hold part of it and is not used.
@@ -235,7 +245,7 @@ void from_json(const Json& json, Config& config, std::string_view where) {
       known = true;
       auto& member = result.*field.member;
       QLORAPP_CHECK_TYPE(detail::read(value, member), "[{}] '{}' must be {}; got {} {}.", where, key,
-                         detail::type_text<std::remove_cvref_t<decltype(member)>>(), value.type_name(),
+                         detail::type_text_for<std::remove_cvref_t<decltype(member)>>(value), value.type_name(),
                          printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 60));
     });
     if constexpr (requires { Config::aliases(); }) {

@@ -84,6 +84,7 @@ TEST_CASE("a value of another type names the key, what is wanted and what is the
       {R"({"lr":true})", "[t.json] 'lr' must be a number; got boolean 'true'."},
       {R"({"flag":1})", "[t.json] 'flag' must be true or false; got number '1'."},
       {R"({"count":1.5})", "[t.json] 'count' must be an integer; got number '1.5'."},
+      {R"({"count":-1e300})", "[t.json] 'count' must be an integer in digits, below 2^63; got number '-1e+300'."},
       {R"({"count":null})", "[t.json] 'count' must be an integer; got null 'null'."},
       {R"({"name":[]})", "[t.json] 'name' must be a string; got array '[]'."},
       {R"({"names":["a",1]})", "[t.json] 'names' must be a list, each entry a string; got array '[\"a\",1]'."},
