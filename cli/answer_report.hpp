@@ -37,7 +37,7 @@ class AnswerReport {
   void answer(LogRecord& metrics, const TrainState& state);
   RunScore& last_of(int64_t step);
   [[nodiscard]] AnswerOptions options() const;
-  /// What the last evaluation measured; nothing where the adapter has changed since.
+  /// Scores of the last evaluation; empty if the adapter has changed since then.
   [[nodiscard]] RunScore known() const;
   [[nodiscard]] std::vector<HeldOutQuestion> questions(int64_t count, const AnswerOptions& options) const;
 

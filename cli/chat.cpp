@@ -97,15 +97,19 @@ class Session {
   }
 
   void regenerate() {
-    if (!messages_.empty() && messages_.back().role == "assistant") messages_.pop_back();
+    std::string before;
+    if (!messages_.empty() && messages_.back().role == "assistant") {
+      before = messages_.back().content;
+      messages_.pop_back();
+    }
     if (messages_.empty() || messages_.back().role != "user") {
       print_line(stdout, "there is no message to answer");
       return;
     }
-    if (!options_.generate.sampling.do_sample)
-      print_line(stderr, "answers are greedy, so this one is the same: begin with --temperature 0.7 for others");
     ++options_.generate.sampling.seed;
     answer();
+    if (!options_.generate.sampling.do_sample && !messages_.empty() && messages_.back().content == before)
+      print_line(stderr, "answers are greedy, so this one is the same: begin with --temperature 0.7 for others");
   }
 
   void choose(const std::string& name) {

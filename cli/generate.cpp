@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <memory>
+#include <optional>
 #include <utility>
 
 #include "answering_model.hpp"
@@ -104,9 +104,9 @@ class AnswerLines {
 int answer_all(CausalLM& model, FolderText& tools, const std::vector<Prompt>& prompts, GenerateOptions options, StopStrings stops,
                const std::string& output_file) {
   const StopSignals noted({SIGINT, SIGTERM, SIGHUP});
-  std::unique_ptr<files::GrowingFile> file;
-  if (!output_file.empty()) file = std::make_unique<files::GrowingFile>(output_file, /*must_be_new=*/true);
-  AnswerLines lines(prompts, tools, file.get());
+  std::optional<files::GrowingFile> file;
+  if (!output_file.empty()) file.emplace(output_file, /*must_be_new=*/true);
+  AnswerLines lines(prompts, tools, file ? &*file : nullptr);
   ProgressBar bar("generating");
   std::vector<std::vector<int64_t>> ids;
   for (const Prompt& prompt : prompts) ids.push_back(ids_of(prompt));
@@ -119,7 +119,7 @@ int answer_all(CausalLM& model, FolderText& tools, const std::vector<Prompt>& pr
   options.on_end = [&](int64_t row, std::span<const int64_t> tokens) {
     lines.add(row, tokens,
               stops.ended(row) || std::ranges::find(options.eos_token_ids, tokens.back()) != options.eos_token_ids.end());
-    if (file != nullptr) bar.update(++done, std::ssize(prompts));
+    if (file) bar.update(++done, std::ssize(prompts));
   };
   const auto began = std::chrono::steady_clock::now();
   bool stopped = false;
@@ -127,7 +127,7 @@ int answer_all(CausalLM& model, FolderText& tools, const std::vector<Prompt>& pr
     static_cast<void>(generate(model, ids, options));
   } catch (const Stopped&) { stopped = true; }
   print_line(stderr, message("{}{}{}", stopped ? "stopped: " : "", lines.summary(began),
-                             file != nullptr ? message(": {}", file->path()) : std::string()));
+                             file ? message(": {}", file->path()) : std::string()));
   if (stopped) return 128 + StopSignals::received();
   for (const std::string& line : stops.unmatched()) print_line(stderr, line);
   return 0;

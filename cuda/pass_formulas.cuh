@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a pass of one token a row computes beside its products: for decode_pass.cu in one launch, for wide_pass.cu in several.
+/// Norms, rotations and activations of a pass of one token a row. decode_pass.cu computes it in one launch, wide_pass.cu in several.
 #pragma once
 
 #include <cstdint>

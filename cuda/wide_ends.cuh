@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) end_in_stream(const __grid_co
       for (int j = 0; j < kFour; ++j) v[i][j] = normed_by(end.rule, v[i][j] * rstd, weight[j]);
     });
   };
-  // What the product before did not write is asked for before it has ended.
+  // These loads do not depend on the product in front, so they begin before it has ended.
   const bool has_sums = end.sums.partial != nullptr, adds = has_sums || end.x != nullptr;
   uint2 weights[kTimes], next_weights[kTimes];
   Columns columns[kTimes];

@@ -93,10 +93,10 @@ cudaError_t launch_heads(const DecodePass& pass, const PassPhase& product, const
   return launch_early<end_in_heads<256>>(grid, kEndThreads, 0, stream, end);
 }
 
-/// What a product takes: its x, laid or to be laid, and where what follows it is laid.
+/// Memory in the order of a product (lay_x()).
 struct Laid {
-  unsigned char *own, *next;
-  bool is_there;
+  unsigned char *own, *next;  ///< Of its x; of the x that the kernel behind it writes for the next product.
+  bool is_there;              ///< In `own`, x is there already.
 };
 
 /// @param attention  the phase behind a product of heads: y is qkv, whose queries alone are written, and keys and values are in the cache.

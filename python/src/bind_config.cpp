@@ -102,7 +102,9 @@ void bind_config(py::module_& m) {
       "wrapped_architectures",
       [] {
         std::vector<std::string> names;
-        for (const format::Wrapper& wrapper : format::wrappers()) names.emplace_back(wrapper.architecture);
+        for (const format::Family& family : format::families()) {
+          for (const format::Wrapper& wrapper : family.wrappers) names.emplace_back(wrapper.architecture);
+        }
         return names;
       },
       "Of checkpoints whose part for text is of a native family.");

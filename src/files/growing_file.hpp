@@ -12,7 +12,7 @@ class GrowingFile {
  public:
   /// @param must_be_new  a file that exists is not touched. @throws IoError with path and errno.
   explicit GrowingFile(std::string path, bool must_be_new = false);
-  /// What the constructor with must_be_new would find, without a file: for a caller that appends much later. @throws IoError as that.
+  /// Makes no file, for a caller that will make it much later. @throws IoError as the constructor with must_be_new would.
   static void check_new(const std::string& path);
   /// A file that nothing was appended to goes.
   ~GrowingFile();

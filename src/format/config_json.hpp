@@ -81,12 +81,14 @@ std::string wanted(const std::variant<Values...>*) {
   return text;
 }
 
-/// What a value of this type must be, beside one that is not: a number that is whole and too large is an integer to its writer.
+/// Doubles below it that are whole are exact.
+constexpr double kLargestWhole = 9e15;
+
+/// type_text() for an error about `json`. For a number too large for read() it names the limit, since the number may look like an integer.
 template <class Value>
 std::string type_text_for(const Json& json) {
-  constexpr double kExact = 9e15;  // as read() below
   const double number = json.is_number() ? json.get<double>() : 0.0;
-  const bool is_large = std::abs(number) >= kExact && (json.is_number_float() || json.is_number_unsigned());
+  const bool is_large = std::abs(number) >= kLargestWhole && (json.is_number_float() || json.is_number_unsigned());
   return std::is_same_v<Value, int64_t> && is_large ? "an integer in digits, below 2^63" : type_text<Value>();
 }
 
@@ -100,7 +102,7 @@ inline bool read(const Json& json, int64_t& into) {
   if (json.is_number_unsigned() && json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) return false;
   if (json.is_number_float()) {
     const auto value = json.get<double>();
-    if (!(value > -9e15 && value < 9e15) || static_cast<double>(static_cast<int64_t>(value)) != value) return false;
+    if (!(std::abs(value) < kLargestWhole) || static_cast<double>(static_cast<int64_t>(value)) != value) return false;
     into = static_cast<int64_t>(value);
     return true;
   }

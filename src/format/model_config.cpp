@@ -35,7 +35,9 @@ const Family& family_of(JsonFields& fields) {
   const auto type = fields.text("model_type");
   const auto architectures = fields.texts("architectures");
   std::vector<std::string_view> names;
-  for (const Wrapper& wrapper : wrappers()) names.push_back(wrapper.architecture);
+  for (const Family& family : families()) {
+    for (const Wrapper& wrapper : family.wrappers) names.push_back(wrapper.architecture);
+  }
   for (const Family& family : families()) {
     names.push_back(family.architecture);
     const bool named = !architectures || (type && architectures->empty()) || names_family(*architectures, family);

@@ -118,6 +118,33 @@ constexpr auto kSplitGateUp = std::to_array<std::string_view>({"gate_proj", "up_
 constexpr auto kAnyBias = std::to_array<Group>({kQkv, kO, kGateUp, kDown});
 constexpr auto kQkvBias = std::to_array<Group>({kQkv});
 
+/// Defaults of transformers' Qwen2VLTextConfig and Qwen2_5_VLTextConfig.
+constexpr std::string_view kQwen2Text =
+    R"({"rope_theta": 1000000.0, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "max_window_layers": 80})";
+constexpr auto kAroundQwen2 = std::to_array<Wrapper>({{.architecture = "Qwen2VLForConditionalGeneration",
+                                                       .model_type = "qwen2_vl",
+                                                       .text_type = "qwen2_vl_text",
+                                                       .ties_tables = false,
+                                                       .defaults = kQwen2Text},
+                                                      {.architecture = "Qwen2_5_VLForConditionalGeneration",
+                                                       .model_type = "qwen2_5_vl",
+                                                       .text_type = "qwen2_5_vl_text",
+                                                       .ties_tables = false,
+                                                       .defaults = kQwen2Text}});
+constexpr auto kAroundQwen3 =
+    std::to_array<Wrapper>({{.architecture = "Qwen3VLForConditionalGeneration",
+                             .model_type = "qwen3_vl",
+                             .text_type = "qwen3_vl_text",
+                             .ties_tables = false,
+                             .defaults = R"({"rope_theta": 500000.0, "max_position_embeddings": 128000})"}});
+// LLaVA 1.5, Pixtral 12B.
+constexpr auto kAroundLlama = std::to_array<Wrapper>({{.architecture = "LlavaForConditionalGeneration", .model_type = "llava"}});
+// Mistral Small 3.1 and later, Magistral and Devstral with eyes; Ministral 3.
+constexpr auto kAroundMistral =
+    std::to_array<Wrapper>({{.architecture = "Mistral3ForConditionalGeneration", .model_type = "mistral3"}});
+// Gemma 3 4B to 27B, MedGemma.
+constexpr auto kAroundGemma3 = std::to_array<Wrapper>({{.architecture = "Gemma3ForConditionalGeneration", .model_type = "gemma3"}});
+
 constexpr auto kFamilies = std::to_array<Family>({
     // Llama 2, 3, 3.1, 3.2, 3.3, and the many models published under its architecture.
     {.architecture = "LlamaForCausalLM",
@@ -127,7 +154,8 @@ constexpr auto kFamilies = std::to_array<Family>({
      .defaults = R"({"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 2048})",
      .accepted_keys = kBiasKeys,
      .ignored_keys = kUnreadByLlama,
-     .gguf = {.architecture = "llama", .turns_neighbors = true, .biases = kAnyBias}},
+     .gguf = {.architecture = "llama", .turns_neighbors = true, .biases = kAnyBias},
+     .wrappers = kAroundLlama},
     // Qwen3 0.6B to 32B, the 2507 models, and R1's distillation into 8B.
     {.architecture = "Qwen3ForCausalLM",
      .model_type = "qwen3",
@@ -137,7 +165,8 @@ constexpr auto kFamilies = std::to_array<Family>({
      .defaults = R"({"num_key_value_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
                      "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": false})",
      .accepted_keys = kQwen3Keys,
-     .gguf = {.architecture = "qwen3"}},
+     .gguf = {.architecture = "qwen3"},
+     .wrappers = kAroundQwen3},
     // Qwen2 and 2.5, Coder, Math, QwQ, R1's distillations into them.
     {.architecture = "Qwen2ForCausalLM",
      .model_type = "qwen2",
@@ -147,7 +176,8 @@ constexpr auto kFamilies = std::to_array<Family>({
      .defaults = R"({"num_key_value_heads": 32, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 32768,
                      "sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": false})",
      .accepted_keys = kQwen2Keys,
-     .gguf = {.architecture = "qwen2", .biases = kQkvBias}},
+     .gguf = {.architecture = "qwen2", .biases = kQkvBias},
+     .wrappers = kAroundQwen2},
     // Mistral 7B, Nemo, Small up to 2501, Devstral, Magistral, Zephyr.
     {.architecture = "MistralForCausalLM",
      .model_type = "mistral",
@@ -156,7 +186,8 @@ constexpr auto kFamilies = std::to_array<Family>({
      .window_rule = WindowRule::kAll,
      .defaults = R"({"num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 131072,
                      "sliding_window": 4096})",
-     .gguf = {.architecture = "llama", .turns_neighbors = true}},
+     .gguf = {.architecture = "llama", .turns_neighbors = true},
+     .wrappers = kAroundMistral},
     {.architecture = "MinistralForCausalLM",
      .model_type = "ministral",
      .norms = kPreNorms,
@@ -204,7 +235,8 @@ constexpr auto kFamilies = std::to_array<Family>({
                      "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "max_position_embeddings": 131072, "tie_word_embeddings": true,
                      "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6})",
      .accepted_keys = kGemma3Keys,
-     .gguf = {.architecture = "gemma3", .has_windows = true, .window_period = 6, .wide_scale_depth = 62}},
+     .gguf = {.architecture = "gemma3", .has_windows = true, .window_period = 6, .wide_scale_depth = 62},
+     .wrappers = kAroundGemma3},
     // Phi-3, 3.5, 4 and 4-mini.
     {.architecture = "Phi3ForCausalLM",
      .model_type = "phi3",

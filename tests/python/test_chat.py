@@ -65,6 +65,8 @@ def test_adapters_are_chosen_by_name(tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0] == with_one and lines[1] == "adapters: [one, two]; answers: the base" and lines[2] == base
     assert lines[3] == "adapters: [one, two]; answers: two" and lines[-1] == "there is no adapter 'three'"
+    again = chat("Hello!\n/adapter none\n/regenerate\n", "--adapter", adapters[0])
+    assert again.stdout.splitlines()[::2] == [with_one, base] and "greedy" not in again.stderr
 
 
 def test_adapters_whose_folders_have_one_name_are_told_apart(tmp_path):

@@ -180,7 +180,7 @@ def test_a_repeated_pass_has_the_same_bits(tmp_path):
 
 
 def test_a_row_has_the_same_bits_wherever_it_is(tmp_path):
-    """Of as many rows of such lengths, whatever the others are."""
+    """For one number of rows and one set of lengths, neither the tokens of other rows nor a row's place change its bits."""
     core, _ = core_of(tmp_path / "m", {"r": 8})
     assert used(core, 40, "end_in_stream") == IS_HOPPER
 

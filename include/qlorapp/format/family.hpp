@@ -91,6 +91,17 @@ struct ServerRow {
 /// PEFT's choice for most families.
 inline constexpr auto kUsualTargets = std::to_array<std::string_view>({"q_proj", "v_proj"});
 
+/// A kind of checkpoint that holds a decoder of the family beside what reads images: text_config configures the decoder.
+struct Wrapper {
+  std::string_view architecture;  ///< Entry of "architectures".
+  std::string_view model_type;
+  std::string_view text_type = "";           ///< Another name of the family, which the wrapper's text_config has.
+  std::string_view text = "language_model";  ///< The decoder's name in the model.
+  bool ties_tables = true;                   ///< Where no config says tie_word_embeddings.
+  /// As Family::defaults, which they replace key by key.
+  std::string_view defaults = "{}";
+};
+
 struct Family {
   std::string_view architecture;  ///< Entry of "architectures".
   std::string_view model_type;
@@ -117,6 +128,7 @@ struct Family {
   std::string_view width_key = "intermediate_size";                ///< The key that says the width of the MLP.
   GgufRow gguf = {};
   ServerRow servers = {};
+  std::span<const Wrapper> wrappers = {};
 };
 
 /// Whether the family computes a key that others refuse.
@@ -129,20 +141,5 @@ struct Family {
 
 /// The table.
 [[nodiscard]] std::span<const Family> families();
-
-/// A kind of checkpoint that holds the decoder of some family beside what reads images: text_config configures the decoder.
-struct Wrapper {
-  std::string_view architecture;  ///< Entry of "architectures".
-  std::string_view model_type;
-  std::string_view text_type;                ///< model_type of the decoder's family, where text_config names none.
-  std::string_view own_text_type = "";       ///< Another name of that family, which the wrapper's text_config has.
-  std::string_view text = "language_model";  ///< The decoder's name in the model.
-  bool ties_tables = true;                   ///< Where no config says tie_word_embeddings.
-  /// As Family::defaults, which they replace key by key.
-  std::string_view defaults = "{}";
-};
-
-/// The table of them.
-[[nodiscard]] std::span<const Wrapper> wrappers();
 
 }  // namespace qlorapp::format

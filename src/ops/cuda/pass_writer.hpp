@@ -32,7 +32,7 @@ class PassWriter {
   /// @param norm  in front of it; undefined: none.
   cuda::PassPhase product(const PassGroup& group, const at::Tensor& x, const at::Tensor& norm);
   bool add(cuda::PassPhase& phase);
-  /// What the norm after this phase reads; undefined: a part without one.
+  /// Sets what the next norm reads of this phase. @param norm  its weight; undefined: the next part has no norm.
   void leave(cuda::PassPhase& phase, const at::Tensor& norm);
   /// stream += factor · norm(x), or the stream as it is where x is undefined.
   void write_sum(const at::Tensor& after, const at::Tensor& before_next, bool is_last = false);

@@ -20,7 +20,9 @@ class WidePass final : public DecodePass {
         held_(std::move(writer.held)),
         stream_(std::move(writer.stream)),
         ranks_(writer.most_ranks),
-        work_({.pass = gpu::described(model_, numbers_), .phases = phases_, .longest = model_.capacity}) {}
+        work_({.pass = gpu::described(model_, numbers_), .phases = phases_, .longest = model_.capacity}),
+        floats_(cuda::wide_pass_floats(work_, gpu::multiprocessors())),
+        bytes_(cuda::wide_pass_bytes(work_)) {}
 
   [[nodiscard]] bool has_kernels() const { return cuda::has_wide_pass(work_); }
 
@@ -29,8 +31,8 @@ class WidePass final : public DecodePass {
     const gpu::Launch launch(x);
     stream_.copy_(x);
     const at::TensorOptions options = stream_.options();
-    const at::Tensor partial = at::empty({cuda::wide_pass_floats(work_, gpu::multiprocessors())}, options.dtype(at::kFloat));
-    const at::Tensor laid = at::empty({cuda::wide_pass_bytes(work_)}, options.dtype(at::kByte));
+    const at::Tensor partial = at::empty({floats_}, options.dtype(at::kFloat));
+    const at::Tensor laid = at::empty({bytes_}, options.dtype(at::kByte));
     const at::Tensor u = at::empty({numbers_.size(1), ranks_}, options);
     work_.pass.u = u.mutable_data_ptr();
     work_.partial = partial.mutable_data_ptr<float>();
@@ -47,6 +49,7 @@ class WidePass final : public DecodePass {
   at::Tensor stream_;
   int64_t ranks_;
   cuda::WidePass work_;
+  int64_t floats_, bytes_;  ///< Of what is allocated for a pass.
 };
 
 }  // namespace
