@@ -326,7 +326,7 @@ int sharers_of_row(int64_t vocabulary) {
     void (*const kernel)(Arguments<T>) = held_row_kernel<T, gradient, kPlain>;
     ClusterLaunch largest(kMostSharers, kMostSharers, kHeldThreads, nullptr);
     int resident = 0;
-    return has_code_of_sm90(reinterpret_cast<const void*>(kernel)) &&
+    return architecture_of_code(reinterpret_cast<const void*>(kernel)) >= 90 &&
            cudaOccupancyMaxActiveClusters(&resident, kernel, &largest.config) == cudaSuccess && resident > 0;
   });
   return clusters ? static_cast<int>(blocks) : 0;

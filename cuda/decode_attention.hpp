@@ -24,16 +24,16 @@ struct DecodeAttention {
   const int64_t* shared_lengths = nullptr;                           ///< The same; both null: no row shares keys.
   int64_t q_row_stride, q_head_stride, slot_stride, kv_head_stride;  ///< Elements.
   int64_t rows, heads, kv_heads, head_dim;
-  int64_t window;  ///< The last keys that the query sees; 0: all.
-  int64_t splits;  ///< Of a row's keys, each by a CTA of its own.
+  int64_t window;      ///< The last keys that the query sees; 0: all.
+  int64_t splits = 1;  ///< Into so many parts a row's keys are divided; at most 256.
+  int warps = 1;       ///< Of a CTA, that share such a part: 1, 2 or, of at most 128 elements, 4.
   float scale;
 };
 
 /// Whether there is a kernel: 16 bits, sm_80 for bf16 and sm_75 for fp16, head_dim of 8, 16 … 256.
 [[nodiscard]] bool has_decode_attention(Float type, int64_t head_dim, int architecture);
-/// Into how many parts rows of at most `longest` keys are divided, so that the GPU is full to the end.
-[[nodiscard]] int64_t decode_splits(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t longest,
-                                    int multiprocessors);
+/// Sets splits and warps for rows of at most `longest` keys, so that the GPU is full to the end.
+void divide_keys(DecodeAttention& work, int64_t longest, int multiprocessors);
 [[nodiscard]] int64_t decode_partial_floats(const DecodeAttention& work);
 cudaError_t decode_attention(const DecodeAttention& work, Stream stream);
 

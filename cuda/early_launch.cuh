@@ -38,10 +38,10 @@ bool once_a_device(std::atomic<signed char> (&known)[64], const Ask& ask) {
   return result;
 }
 
-/// Whether the code of `kernel` for the current device is that of sm_90 or newer, be the device what it may.
-inline bool has_code_of_sm90(const void* kernel) {
+/// Of the code of `kernel` for the current device, 90 for sm_90, be the device what it may; 0 where there is none.
+inline int architecture_of_code(const void* kernel) {
   cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
+  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess ? attributes.ptxVersion : 0;
 }
 
 template <auto kKernel, class Work>
@@ -57,7 +57,7 @@ cudaError_t launch_early(dim3 grid, unsigned threads, size_t shared_bytes, Strea
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = once_a_device(known, [&] { return has_code_of_sm90(kernel); }) ? 1 : 0;
+  config.numAttrs = once_a_device(known, [&] { return architecture_of_code(kernel) >= 90; }) ? 1 : 0;
   return cudaLaunchKernelEx(&config, kKernel, work);
 }
 

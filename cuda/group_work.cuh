@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Shared by the kernels of gemm_4bit_group.hpp: asynchronous copies, and the weight that a row belongs to.
+/// Shared by the kernels of gemm_4bit_group.hpp: among others, the weight that a row belongs to.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
+#include "async_copy.cuh"
 #include "code_books.cuh"
 #include "early_launch.cuh"
 #include "element.cuh"
@@ -29,29 +30,6 @@ namespace {
 constexpr int kBlock = 64, kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kMostShared = 232448;  ///< Bytes that a CTA can have on sm_90.
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
-
-[[maybe_unused]] __device__ __forceinline__ uint32_t shared_address(const void* place) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(place));
-}
-template <int kBytes>
-__device__ __forceinline__ void copy_async(void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-  if constexpr (kBytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
-  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes));
-#endif
-}
-__device__ __forceinline__ void end_group() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;");
-#endif
-}
-/// Until at most kLeft of the groups that this thread ended are on their way.
-template <int kLeft>
-__device__ __forceinline__ void wait_groups() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-#endif
-}
 
 /// Until so many threads, of whole warps, have come to this barrier of the CTA. Barrier 0 is __syncthreads()'s.
 template <int kCount>

@@ -2,8 +2,8 @@
 /// Attention of up to eight query heads that share a key head over 16 keys, by a warp. Shared by decode_attention.cu and decode_pass.cu.
 ///
 /// Both products are the tensor cores' 16×8×16 with the heads as rows (eight of the 16 are idle: memory decides here). Which 16 of a head's
-/// elements a product adds up is the lanes' choice, so a lane reads 16 bytes of a key at a time straight into its operand registers. Of the
-/// values a lane reads eight neighbors of four keys and pairs them up itself. No element passes through shared memory.
+/// elements a product adds up is the lanes' choice, so a lane reads 16 bytes of a key at a time, straight into its operand registers. Of the
+/// values a lane reads eight neighbors of four keys and pairs them up itself.
 ///
 /// The softmax is formed as keys pass by (its maximum and sum are corrected), in fp32; probabilities are rounded to 16 bits for the second
 /// product, as flash attention does.
@@ -66,54 +66,27 @@ struct HeadSums {
   float most = -FLT_MAX, sum = 0.0F;  ///< Of head g; the sum is this lane's part.
 };
 
-/// @param q  q(j): the elements 32j + 8t and seven more of head g.  @param keys, values  of slot 0.  @param slots  of a row's keys.  @param scale  times log2(e).
-/// Keys from the larger of `base`, a multiple of 16, and `from` to the smaller of base + 15 and `end` - 1.
-/// @tparam kFewRegisters  reads values when the scores are there, not with the keys.
-template <class T, int kDim, bool kFewRegisters, class Query>
-__device__ __forceinline__ void attend_keys(HeadSums<kDim>& sums, const Query& q, const T* keys, const T* values,
-                                            const KeySlots& slots, int64_t slot_stride, int from, int base, int end, int dim,
-                                            float scale, int g, int t) {
+/// Adds keys from the larger of `base`, a multiple of 16, and `from` to the smaller of base + 15 and `end` - 1.
+/// @param q      q(j): the elements 32j + 8t and seven more of head g.  @param scale  times log2(e).
+/// @param key    key(tile, j): the same of the key base + 8 · tile + g.
+/// @param value  value(c, i): the elements 64c + 8g and seven more of the key base + 8 · (i / 2) + 2t + i % 2. After before_values().
+template <class T, int kDim, class Query, class Key, class Before, class Value>
+__device__ __forceinline__ void add_keys(HeadSums<kDim>& sums, const Query& q, const Key& key, const Before& before_values,
+                                         const Value& value, int from, int base, int end, float scale, int t) {
   constexpr unsigned kAllLanes = 0xFFFFFFFFU;
   constexpr int kKeyLoads = kDim / 32, kValueLoads = kDim / 64;
-  const uint4 nothing = make_uint4(0, 0, 0, 0);
-  const int64_t tile_start = slots.slot(base) * slot_stride;
-  keys += tile_start, values += tile_start;
-  const int last = min(kKeys, end - base) - 1;
-  constexpr bool kOneByOne = kFewRegisters && kDim > 128;  // of the values' loads
-  uint4 k[2][kKeyLoads], v[4][kOneByOne ? 1 : kValueLoads];
-#pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
-    const int key = min(tile * 8 + g, last);
-#pragma unroll
-    for (int j = 0; j < kKeyLoads; ++j) {
-      const int at = j * 32 + t * 8;
-      k[tile][j] = at < dim ? read_past_l1(keys + key * slot_stride + at) : nothing;
-    }
-  }
-  const auto read_values = [&](int c, int to) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = min((i / 2) * 8 + 2 * t + i % 2, last);
-      const int at = c * 64 + g * 8;
-      v[i][to] = at < dim ? read_past_l1(values + key * slot_stride + at) : nothing;
-    }
-  };
-  if constexpr (!kFewRegisters) {
-#pragma unroll
-    for (int c = 0; c < kValueLoads; ++c) read_values(c, c);
-  }
   const auto is_seen = [&](int tile, int i) {
-    const int key = base + tile * 8 + 2 * t + i;
-    return key >= from && key < end;
+    const int at = base + tile * 8 + 2 * t + i;
+    return at >= from && at < end;
   };
   float score[2][2] = {};  // of head g: keys tile · 8 + 2t and the next
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
     for (int j = 0; j < kKeyLoads; ++j) {
-      const uint4 own = q(j);
-      multiply_heads<T>(score[tile], own.x, own.y, k[tile][j].x, k[tile][j].y);
-      multiply_heads<T>(score[tile], own.z, own.w, k[tile][j].z, k[tile][j].w);
+      const uint4 own = q(j), other = key(tile, j);
+      multiply_heads<T>(score[tile], own.x, own.y, other.x, other.y);
+      multiply_heads<T>(score[tile], own.z, own.w, other.z, other.w);
     }
   float largest = sums.most;
 #pragma unroll
@@ -135,19 +108,15 @@ __device__ __forceinline__ void attend_keys(HeadSums<kDim>& sums, const Query& q
       score[tile][i] = is_seen(tile, i) ? exp2f(score[tile][i] - sums.most) : 0.0F;
       sums.sum += score[tile][i];
     }
-  if constexpr (kFewRegisters && !kOneByOne) {
-#pragma unroll
-    for (int c = 0; c < kValueLoads; ++c) read_values(c, c);
-  }
+  before_values();
   const uint32_t p0 = pack_pair<T>(score[0][0], score[0][1]), p1 = pack_pair<T>(score[1][0], score[1][1]);
 #pragma unroll
   for (int c = 0; c < kValueLoads; ++c) {
-    const int held = kOneByOne ? 0 : c;
-    if constexpr (kOneByOne) read_values(c, 0);
-    const uint32_t words[4][4] = {{v[0][held].x, v[0][held].y, v[0][held].z, v[0][held].w},
-                                  {v[1][held].x, v[1][held].y, v[1][held].z, v[1][held].w},
-                                  {v[2][held].x, v[2][held].y, v[2][held].z, v[2][held].w},
-                                  {v[3][held].x, v[3][held].y, v[3][held].z, v[3][held].w}};
+    const uint4 v[4] = {value(c, 0), value(c, 1), value(c, 2), value(c, 3)};
+    const uint32_t words[4][4] = {{v[0].x, v[0].y, v[0].z, v[0].w},
+                                  {v[1].x, v[1].y, v[1].z, v[1].w},
+                                  {v[2].x, v[2].y, v[2].z, v[2].w},
+                                  {v[3].x, v[3].y, v[3].z, v[3].w}};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {  // element i of each lane's eight
       const unsigned select = i % 2 == 0 ? 0x5410U : 0x7632U;
@@ -157,6 +126,53 @@ __device__ __forceinline__ void attend_keys(HeadSums<kDim>& sums, const Query& q
                         __byte_perm(words[2][i / 2], words[3][i / 2], select));
     }
   }
+}
+
+/// add_keys() of keys and values in memory.
+/// @param keys, values  of slot 0.  @param slots  of a row's keys.
+/// @tparam kFewRegisters  reads values when the scores are there, not with the keys.
+template <class T, int kDim, bool kFewRegisters, class Query>
+__device__ __forceinline__ void attend_keys(HeadSums<kDim>& sums, const Query& q, const T* keys, const T* values,
+                                            const KeySlots& slots, int64_t slot_stride, int from, int base, int end, int dim,
+                                            float scale, int g, int t) {
+  constexpr int kKeyLoads = kDim / 32, kValueLoads = kDim / 64;
+  const uint4 nothing = make_uint4(0, 0, 0, 0);
+  const int64_t tile_start = slots.slot(base) * slot_stride;
+  keys += tile_start, values += tile_start;
+  const int last = min(kKeys, end - base) - 1;
+  constexpr bool kOneByOne = kFewRegisters && kDim > 128;  // of the values' loads
+  uint4 k[2][kKeyLoads], v[kValueLoads][4];
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    const int key = min(tile * 8 + g, last);
+#pragma unroll
+    for (int j = 0; j < kKeyLoads; ++j) {
+      const int at = j * 32 + t * 8;
+      k[tile][j] = at < dim ? read_past_l1(keys + key * slot_stride + at) : nothing;
+    }
+  }
+  const auto read_value = [&](int c, int i) {
+    const int key = min((i / 2) * 8 + 2 * t + i % 2, last);
+    const int at = c * 64 + g * 8;
+    return at < dim ? read_past_l1(values + key * slot_stride + at) : nothing;
+  };
+  const auto read_values = [&] {
+#pragma unroll
+    for (int c = 0; c < kValueLoads; ++c)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[c][i] = read_value(c, i);
+  };
+  if constexpr (!kFewRegisters) read_values();
+  add_keys<T>(
+      sums, q, [&](int tile, int j) { return k[tile][j]; },
+      [&] {
+        if constexpr (kFewRegisters && !kOneByOne) read_values();
+      },
+      [&](int c, int i) {
+        if constexpr (kOneByOne) return read_value(c, i);
+        else return v[c][i];
+      },
+      from, base, end, scale, t);
 }
 
 }  // namespace

@@ -197,14 +197,14 @@ __device__ __forceinline__ void prefetch(const void* address) { asm volatile("pr
 template <int kRows>
 __device__ __forceinline__ void prefetch_later(const Here<kRows>& here, const PassPhase& phase, int index) {
   if (index + 1 >= here.pass.count) return;
-  constexpr int kLine = 128;
+  constexpr int kLine = 128, kKept = 256 * 1024;  // bytes of a CTA; what all ask for must stay in the L2 cache until it is read
   const PassPhase& next = here.shared.near[(index + 1) % kNear];
   if (next.kind == PassKind::kAttention) {
     const Unit unit(here.pass, next, static_cast<int>(blockIdx.x));
     if (!unit.is_there) return;
     const KeySlots slots(unit.row, here.pass.starts, here.pass.shared_starts, here.pass.shared_lengths);
-    const int bytes = here.pass.head_dim * 2, lines = (bytes + kLine - 1) / kLine;
-    for (int i = here.thread; i < (unit.end - unit.begin) * lines; i += kPassThreads) {
+    const int bytes = here.pass.head_dim * 2, lines = (bytes + kLine - 1) / kLine, most = kKept / (2 * bytes);
+    for (int i = here.thread; i < min(unit.end - unit.begin, most) * lines; i += kPassThreads) {
       const int64_t at = (slots.slot(unit.begin + i / lines) * here.pass.kv_heads + unit.kv_head) * bytes + i % lines * kLine;
       prefetch(static_cast<const char*>(next.keys) + at);
       prefetch(static_cast<const char*>(next.values) + at);

@@ -124,27 +124,28 @@ cudaError_t launch_product(const WidePass& work, const PassPhase& product, const
 DecodeAttention attention_of(const WidePass& work, const PassPhase& phase, int multiprocessors) {
   const DecodePass& pass = work.pass;
   const int64_t dim = pass.head_dim, most = phase.window > 0 ? std::min<int64_t>(phase.window, work.longest) : work.longest;
-  return {.type = Float::kBFloat16,
-          .q = phase.x,
-          .k = phase.keys,
-          .v = phase.values,
-          .out = phase.y,
-          .partial = work.partial,
-          .starts = pass.starts,
-          .lengths = pass.lengths,
-          .shared_starts = pass.shared_starts,
-          .shared_lengths = pass.shared_lengths,
-          .q_row_stride = (pass.heads + 2 * pass.kv_heads) * dim,
-          .q_head_stride = dim,
-          .slot_stride = pass.kv_heads * dim,
-          .kv_head_stride = dim,
-          .rows = pass.m,
-          .heads = pass.heads,
-          .kv_heads = pass.kv_heads,
-          .head_dim = dim,
-          .window = phase.window,
-          .splits = decode_splits(pass.m, pass.heads, pass.kv_heads, dim, most, multiprocessors),
-          .scale = static_cast<float>(static_cast<double>(phase.scale) / std::numbers::log2e)};
+  DecodeAttention attention{.type = Float::kBFloat16,
+                            .q = phase.x,
+                            .k = phase.keys,
+                            .v = phase.values,
+                            .out = phase.y,
+                            .partial = work.partial,
+                            .starts = pass.starts,
+                            .lengths = pass.lengths,
+                            .shared_starts = pass.shared_starts,
+                            .shared_lengths = pass.shared_lengths,
+                            .q_row_stride = (pass.heads + 2 * pass.kv_heads) * dim,
+                            .q_head_stride = dim,
+                            .slot_stride = pass.kv_heads * dim,
+                            .kv_head_stride = dim,
+                            .rows = pass.m,
+                            .heads = pass.heads,
+                            .kv_heads = pass.kv_heads,
+                            .head_dim = dim,
+                            .window = phase.window,
+                            .scale = static_cast<float>(static_cast<double>(phase.scale) / std::numbers::log2e)};
+  divide_keys(attention, most, multiprocessors);
+  return attention;
 }
 
 }  // namespace

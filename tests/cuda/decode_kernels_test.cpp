@@ -43,10 +43,11 @@ TEST_CASE("attention of one query a row reads the row's keys, and nothing else",
                                      .kv_heads = kv_heads,
                                      .head_dim = dim,
                                      .window = window,
-                                     .splits = 1,
                                      .scale = 0.125F};
-          for (const int64_t splits : {int64_t{1}, cuda::decode_splits(2, heads, kv_heads, dim, longest, multiprocessors())}) {
-            work.splits = splits;
+          cuda::divide_keys(work, longest, multiprocessors());
+          for (const auto& [splits, warps] :
+               std::vector<std::pair<int64_t, int>>{{work.splits, work.warps}, {1, 1}, {1, 2}, {3, 2}}) {
+            work.splits = splits, work.warps = warps;
             const Memory partial(cuda::decode_partial_floats(work) * 4);
             work.partial = partial.at<float>();
             work.shared_starts = work.shared_lengths = nullptr;

@@ -60,11 +60,9 @@ Tensor decode_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
                              .kv_heads = k.size(1),
                              .head_dim = q.size(2),
                              .window = window,
-                             .splits = 1,
                              .scale = static_cast<float>(scale)};
   const int64_t keys_at_most = window > 0 ? std::min(window, longest) : longest;
-  work.splits = cuda::decode_splits(work.rows, work.heads, work.kv_heads, work.head_dim, keys_at_most,
-                                    at::cuda::getCurrentDeviceProperties()->multiProcessorCount);
+  cuda::divide_keys(work, keys_at_most, at::cuda::getCurrentDeviceProperties()->multiProcessorCount);
   const Tensor partial = at::empty({cuda::decode_partial_floats(work)}, q.options().dtype(at::kFloat));
   work.partial = partial.mutable_data_ptr<float>();
   C10_CUDA_CHECK(cuda::decode_attention(work, launch.stream()));
