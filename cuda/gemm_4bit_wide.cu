@@ -166,31 +166,67 @@ __device__ __forceinline__ void copy_stages(const Work& work, const Extent& exte
 }
 #endif
 
+/// Asks for the rows of B of the strips whose first part is this CTA's: add_adapter() reads them when it has waited for all else.
+__device__ __forceinline__ void prefetch_b(const Work& work, const Extent& extent, uint32_t first, uint32_t end) {
+  if (threadIdx.x >= kHeight) return;
+  for (uint32_t strip = (first + extent.units - 1) / extent.units; strip * extent.units < end; ++strip) {
+    const int own = weight_of(work, strip);
+    const GroupWeight& weight = work.asked.weights[own];
+    const int64_t row = (static_cast<int64_t>(strip) - work.first_strip[own]) * kHeight + threadIdx.x;
+    if (weight.b == nullptr || row >= weight.n) continue;
+    const auto* const b = static_cast<const unsigned char*>(weight.b) + row * weight.rank * 2;
+    for (int64_t at = 0; at < weight.rank * 2; at += kLine) prefetch(b + at);
+  }
+}
+
 /// sums += scaling · B·uᵀ of a warp's 16 rows of W: one more product.
-template <class T, int kTiles>
+/// @param pair_at  pair_at(from, r): elements r and r + 1 of a row of B or u, 0 from the rank on.
+template <class T, int kTiles, class Pair>
 __device__ __forceinline__ void add_adapter(const Work& work, const GroupWeight& weight, int64_t row, int t, int g,
-                                            float (&sums)[kTiles][4]) {
-  const auto pair_at = [&](const T* from, int64_t r) {
-    if (work.wide_ranks) return r < weight.rank ? *reinterpret_cast<const uint32_t*>(from + r) : 0U;
-    const unsigned low = r < weight.rank ? *reinterpret_cast<const unsigned short*>(from + r) : 0U;
-    const unsigned high = r + 1 < weight.rank ? *reinterpret_cast<const unsigned short*>(from + r + 1) : 0U;
-    return low | (high << 16U);
-  };
+                                            float (&sums)[kTiles][4], const Pair& pair_at) {
+  constexpr int kAtOnce = kTiles < 4 ? kTiles : 4;  // tiles whose u nothing waits for
   const T* const b = static_cast<const T*>(weight.b) + min(row, weight.n - 1) * weight.rank;
   const T* const b_after = static_cast<const T*>(weight.b) + min(row + 8, weight.n - 1) * weight.rank;
   const T* const u = static_cast<const T*>(work.asked.u) + weight.u_column;
 #pragma unroll 1
   for (int64_t r = t * 2; r < weight.rank + t * 2; r += 16) {
+    auto m = static_cast<int>(work.asked.m), ranks = static_cast<int>(work.asked.ranks);
+    asm volatile("" : "+r"(m), "+r"(ranks));  // else each tile's place is kept, and there are no registers for that
     const uint32_t of_b[4] = {pair_at(b, r), pair_at(b_after, r), pair_at(b, r + 8), pair_at(b_after, r + 8)};
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-      const T* const own = u + min(int64_t{j} * 8 + g, work.asked.m - 1) * work.asked.ranks;
-      float part[4] = {};
-      multiply<T>(part, of_b[0], of_b[1], of_b[2], of_b[3], pair_at(own, r), pair_at(own, r + 8));
+    for (int first = 0; first < kTiles; first += kAtOnce) {
+      uint32_t of_u[kAtOnce][2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[j][i] += part[i] * weight.scaling;
+      for (int j = 0; j < kAtOnce; ++j) {
+        const T* const own = u + min((first + j) * 8 + g, m - 1) * ranks;
+        of_u[j][0] = pair_at(own, r), of_u[j][1] = pair_at(own, r + 8);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        float part[4] = {};
+        multiply<T>(part, of_b[0], of_b[1], of_b[2], of_b[3], of_u[j][0], of_u[j][1]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[first + j][i] += part[i] * weight.scaling;
+      }
     }
   }
+}
+template <class T, int kTiles>
+__device__ __forceinline__ void add_adapter(const Work& work, const GroupWeight& weight, int64_t row, int t, int g,
+                                            float (&sums)[kTiles][4]) {
+  const auto rank = static_cast<int>(weight.rank);
+  if (work.wide_ranks) {
+    add_adapter<T>(work, weight, row, t, g, sums, [rank](const T* from, int64_t r) {
+      const uint32_t words = *reinterpret_cast<const uint32_t*>(from + min(static_cast<int>(r), rank - 2));  // no branch
+      return r < rank ? words : 0U;
+    });
+    return;
+  }
+  add_adapter<T>(work, weight, row, t, g, sums, [rank](const T* from, int64_t r) {
+    const unsigned low = r < rank ? *reinterpret_cast<const unsigned short*>(from + r) : 0U;
+    const unsigned high = r + 1 < rank ? *reinterpret_cast<const unsigned short*>(from + r + 1) : 0U;
+    return low | (high << 16U);
+  });
 }
 
 /// The values of one of a word's bytes.
@@ -226,6 +262,7 @@ __global__ void __launch_bounds__(kAllThreads, 1) wide_rows(const __grid_constan
     return;
   }
   take_registers<Shape::kOfProducts>();
+  prefetch_b(work, extent, first, end);
   fill_pairs<kEntry>(shared + kInFront, work.nf4, kWideThreads);
   meet<kWideThreads>(1);
   wait_for_earlier_kernels();

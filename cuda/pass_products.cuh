@@ -191,13 +191,11 @@ __device__ __forceinline__ void finish_turn(const Here<kRows>& here, const PassP
   }
 }
 
-__device__ __forceinline__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
-
 /// Asks for what later phases will read: this CTA's rows of the next A, and its keys and values.
 template <int kRows>
 __device__ __forceinline__ void prefetch_later(const Here<kRows>& here, const PassPhase& phase, int index) {
   if (index + 1 >= here.pass.count) return;
-  constexpr int kLine = 128, kKept = 256 * 1024;  // bytes of a CTA; what all ask for must stay in the L2 cache until it is read
+  constexpr int kKept = 256 * 1024;  // bytes of a CTA; what all ask for must stay in the L2 cache until it is read
   const PassPhase& next = here.shared.near[(index + 1) % kNear];
   if (next.kind == PassKind::kAttention) {
     const Unit unit(here.pass, next, static_cast<int>(blockIdx.x));

@@ -41,6 +41,13 @@ __host__ __device__ inline int64_t tiles_of_u(const Work& work) {
   return (work.asked.m + kTileTokens - 1) / kTileTokens * ((work.asked.ranks + kTileRanks - 1) / kTileRanks);
 }
 
+/// Asks for the rows of A of a tile of u; tiles of other rows of x read the same.
+__device__ __forceinline__ void prefetch_a(const Work& work, int tile) {
+  const int64_t rank0 = int64_t{tile} * kTileRanks, ranks = min(int64_t{kTileRanks}, work.asked.ranks - rank0);
+  const auto* const a = static_cast<const unsigned char*>(work.asked.a) + rank0 * work.asked.k * 2;
+  for (int64_t at = threadIdx.x * kLine; at < ranks * work.asked.k * 2; at += kBesideThreads * kLine) prefetch(a + at);
+}
+
 /// u = x·Aᵀ, 16 rows of 8 columns of it. The warps divide k among themselves.
 template <class T>
 __device__ __forceinline__ void form_u(const Work& work, int tile) {
@@ -98,6 +105,7 @@ __device__ __forceinline__ void lay_x(const Work& work, int64_t at) {
 template <class T, int kTokens>
 __global__ void __launch_bounds__(kBesideThreads) prepare_wide(const __grid_constant__ Work work) {
   const int64_t of_u = tiles_of_u(work);
+  if (blockIdx.x < of_u) prefetch_a(work, static_cast<int>(blockIdx.x));
   wait_for_earlier_kernels();
   if (blockIdx.x < of_u) form_u<T>(work, static_cast<int>(blockIdx.x));
   else lay_x<kTokens>(work, (blockIdx.x - of_u) * kBesideThreads + threadIdx.x);
