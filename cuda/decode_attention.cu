@@ -227,10 +227,14 @@ template <class T, int kDim>
 cudaError_t launch(const DecodeAttention& work, Stream stream) {
   using Shape = Ring<kDim>;
   constexpr auto kKernel = attend<T, kDim>;
-  static std::atomic<signed char> known_ring[64], known_room[64];
-  const bool has_ring =
-      once_a_device(known_ring, [] { return architecture_of_code(reinterpret_cast<const void*>(kKernel)) >= 80; });
-  const int bytes = Shape::kWarps * (has_ring ? Shape::kRingBytes : Shape::kSumsBytes);
+  if (work.warps < 1 || Shape::kWarps % work.warps != 0 || work.splits < 1 || work.splits > kMostSplits)
+    return cudaErrorInvalidValue;
+  static std::atomic<signed char> known_old[64], known_room[64];
+  const bool is_old = once_a_device(known_old, [] {
+    const int architecture = architecture_of_code(reinterpret_cast<const void*>(kKernel));
+    return architecture > 0 && architecture < 80;
+  });
+  const int bytes = Shape::kWarps * (is_old ? Shape::kSumsBytes : Shape::kRingBytes);
   const bool has_room = once_a_device(known_room, [bytes] {
     return cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
   });

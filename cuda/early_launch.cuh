@@ -17,7 +17,7 @@ namespace qlorapp::cuda {
 namespace {
 
 /// Every kernel that launch_early() launches calls it before it touches memory that a kernel could have written or could still
-/// read. From here on the kernel after it may take its places likewise.
+/// read, but to ask for it in the L2 cache. From here on the kernel after it may take its places likewise.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of passes with one token a row: at the edges of rows, heads, keys and tiles.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
+
 #include "catch.hpp"
 #include "cuda/decode_attention.hpp"
 #include "cuda/gemm_4bit.hpp"
@@ -9,6 +16,77 @@
 
 using namespace kernels;
 using namespace qlorapp;
+
+namespace {
+
+/// Attention in double precision, of two rows.
+struct Attended {
+  int64_t heads, kv_heads, dim, window;
+  double scale;
+
+  struct Result {
+    std::vector<double> out, size;  ///< Σ p·v, and Σ p·|v|.
+  };
+  /// @param slot_of  (row, key) of a key of a row.
+  template <class Slot>
+  [[nodiscard]] Result operator()(const Matrix& q, const Matrix& k, const Matrix& v, const std::vector<int64_t>& lengths,
+                                  const Slot& slot_of) const {
+    const std::vector<double> queries = q.values(), keys = k.values(), values = v.values();
+    const auto elements = static_cast<size_t>(2 * heads * dim);
+    Result result{std::vector<double>(elements, 0.0), std::vector<double>(elements, 0.0)};
+    for (int64_t row = 0; row < 2; ++row) {
+      const int64_t length = lengths[static_cast<size_t>(row)], from = window > 0 ? std::max<int64_t>(0, length - window) : 0;
+      for (int64_t head = 0; head < heads; ++head) {
+        const int64_t kv_head = head / (heads / kv_heads);
+        const auto of_key = [&](const Matrix& from_matrix, const std::vector<double>& all, int64_t key) {
+          return all.data() + slot_of(row, key) * from_matrix.stride() + kv_head * dim;
+        };
+        const double* const own_q = queries.data() + row * q.stride() + head * dim;
+        std::vector<double> weights;
+        for (int64_t key = from; key < length; ++key)
+          weights.push_back(std::exp(scale * std::inner_product(own_q, own_q + dim, of_key(k, keys, key), 0.0)));
+        const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+        const int64_t place = (row * heads + head) * dim;
+        for (int64_t key = from; key < length; ++key) {
+          for (int64_t i = 0; i < dim; ++i) {
+            const double part = weights[static_cast<size_t>(key - from)] / total * of_key(v, values, key)[i];
+            result.out[static_cast<size_t>(place + i)] += part, result.size[static_cast<size_t>(place + i)] += std::abs(part);
+          }
+        }
+      }
+    }
+    return result;
+  }
+};
+
+/// Of all elements together. Probabilities and the result are rounded once each.
+double error_of(const std::vector<double>& found, const Attended::Result& exact) {
+  double error = 0.0, size = 0.0;
+  for (size_t i = 0; i < found.size(); ++i) error += std::pow(found[i] - exact.out[i], 2), size += std::pow(exact.size[i], 2);
+  return std::sqrt(error / size);
+}
+
+}  // namespace
+
+TEST_CASE("keys of a row are divided into parts that there are kernels for", "[cuda]") {
+  for (const int64_t dim : {8, 64, 128, 256}) {
+    for (const int64_t rows : {1, 9, 32, 128, 5000}) {
+      for (const auto& [heads, kv_heads] : std::vector<std::array<int64_t, 2>>{{1, 1}, {32, 8}, {40, 1}}) {
+        for (const int64_t longest : {0, 1, 15, 300, 2048, 1'000'000}) {
+          CAPTURE(dim, rows, heads, kv_heads, longest);
+          cuda::DecodeAttention work{};
+          work.rows = rows, work.heads = heads, work.kv_heads = kv_heads, work.head_dim = dim;
+          cuda::divide_keys(work, longest, 132);
+          CHECK(work.splits >= 1);
+          CHECK(work.splits <= std::clamp<int64_t>((longest + 15) / 16, 1, 256));
+          CHECK((work.warps == 1 || work.warps == 2 || (work.warps == 4 && dim <= 128)));
+          if (rows == 5000) CHECK(work.splits == 1);  // the GPU is full
+          if (rows == 1 && longest >= 2048 && dim >= 64) CHECK(work.splits > 1);
+        }
+      }
+    }
+  }
+}
 
 TEST_CASE("attention of one query a row reads the row's keys, and nothing else", "[cuda]") {
   if (no_gpu()) return;
@@ -25,7 +103,7 @@ TEST_CASE("attention of one query a row reads the row's keys, and nothing else",
           const Memory shared_count(std::vector<int64_t>{longest / 32 * 16, 0});
           // The last row's keys end with their memory.
           const Matrix q(type, 2, heads * dim, {0, 8}, true), k(type, 2 * longest, kv_heads * dim, {0, 0}, true),
-              v(type, 2 * longest, kv_heads * dim, {0, 0}, true), out(type, 2, heads * dim, {0, 0}, false);
+              v(type, 2 * longest, kv_heads * dim, {8, 0}, true), out(type, 2, heads * dim, {0, 0}, false);
           cuda::DecodeAttention work{.type = type,
                                      .q = q.data(),
                                      .k = k.data(),
@@ -45,16 +123,27 @@ TEST_CASE("attention of one query a row reads the row's keys, and nothing else",
                                      .window = window,
                                      .scale = 0.125F};
           cuda::divide_keys(work, longest, multiprocessors());
+          const Attended attended{heads, kv_heads, dim, window, 0.125};
+          const auto apart = attended(q, k, v, lengths, [&](int64_t row, int64_t key) { return row == 0 ? longest + key : key; });
+          const auto shared = attended(q, k, v, lengths, [&](int64_t row, int64_t key) {
+            return row == 0 && key >= longest / 32 * 16 ? longest + key : key;
+          });
+          const double bound = type == Float::kFloat16 ? std::ldexp(1.0, -10) : std::ldexp(1.0, -8);
           for (const auto& [splits, warps] :
-               std::vector<std::pair<int64_t, int>>{{work.splits, work.warps}, {1, 1}, {1, 2}, {3, 2}}) {
+               std::vector<std::pair<int64_t, int>>{{work.splits, work.warps}, {1, 1}, {1, 2}, {3, 1}, {3, 2}}) {
+            CAPTURE(splits, warps);
             work.splits = splits, work.warps = warps;
             const Memory partial(cuda::decode_partial_floats(work) * 4);
             work.partial = partial.at<float>();
             work.shared_starts = work.shared_lengths = nullptr;
             check(cuda::decode_attention(work, nullptr));
+            CHECK(error_of(out.values(), apart) <= bound);
             work.shared_starts = shared_first.at<int64_t>(), work.shared_lengths = shared_count.at<int64_t>();
             check(cuda::decode_attention(work, nullptr));
+            CHECK(error_of(out.values(), shared) <= bound);
           }
+          work.warps = 3;
+          CHECK(cuda::decode_attention(work, nullptr) == cudaErrorInvalidValue);
         }
       }
     }

@@ -166,6 +166,13 @@ class Matrix {
   }
   [[nodiscard]] int64_t stride() const { return width_ + layout_.spare; }
 
+  /// As they are now, from the first row's first on, with what lies between rows.
+  [[nodiscard]] std::vector<double> values() const {
+    std::vector<double> all = widened(type_, memory_.bytes());
+    all.erase(all.begin(), all.begin() + layout_.offset);
+    return all;
+  }
+
   /// Of a result: what lies before, between and behind the rows is untouched. (Nothing lies behind the last.)
   [[nodiscard]] bool wrote_only_its_rows() const {
     if (uninitialized()) return true;
