@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
@@ -24,7 +25,11 @@ constexpr std::string_view kHelp =
     "/regenerate  another answer to your last message\n"
     "/adapter     the adapters that are loaded; /adapter NAME, /adapter none\n"
     "/system TEXT a system message, in a new conversation\n"
+    "//TEXT       a message that begins with a slash\n"
     "/quit        as Ctrl-D. Ctrl-C stops an answer.\n";
+
+/// Bytes of a line that a terminal passes on; the rest of a longer one is lost on the way (termios, canonical input).
+constexpr size_t kTerminalLine = 4095;
 
 /// A conversation, and the model that answers.
 class Session {
@@ -34,6 +39,7 @@ class Session {
         tools_(tools),
         options_(std::move(options)),
         system_(std::move(system)),
+        stops_(options_.stops(tools)),
         terminal_(::isatty(STDOUT_FILENO) == 1) {
     reset();
   }
@@ -41,13 +47,18 @@ class Session {
   void run() {
     for (std::string line; read(line);) {
       if (line.ends_with('\r')) line.pop_back();
-      if (line.starts_with('/')) {
-        if (!obey(line)) return;
-      } else if (line.find_first_not_of(" \t") != std::string::npos) {
+      if (line.starts_with("//")) {
+        line.erase(0, 1);
+      } else if (line.starts_with('/')) {
+        if (!obey(line)) break;
+        continue;
+      }
+      if (line.find_first_not_of(" \t") != std::string::npos) {
         messages_.push_back({"user", line});
         answer();
       }
     }
+    for (const std::string& stop : stops_.unmatched()) print_line(stderr, stop);
   }
 
  private:
@@ -58,14 +69,21 @@ class Session {
 
   /// @returns false at the end.
   bool read(std::string& line) {
-    const bool asks = terminal_ && ::isatty(STDIN_FILENO) == 1;
-    for (; asks; std::fputs("\n", stdout)) {  // Ctrl-C instead of a line: the session stays
-      StopSignals::forget();
-      std::fputs("> ", stdout);
-      std::fflush(stdout);
-      if (noted_.await_input()) break;
+    const bool typed = ::isatty(STDIN_FILENO) == 1, asks = terminal_ && typed;
+    for (;;) {
+      for (; asks; std::fputs("\n", stdout)) {  // Ctrl-C instead of a line: the session stays
+        StopSignals::forget();
+        std::fputs("> ", stdout);
+        std::fflush(stdout);
+        if (noted_.await_input()) break;
+      }
+      if (!std::getline(std::cin, line)) return false;
+      if (!typed || line.size() < kTerminalLine) return true;
+      print_line(stdout,
+                 message("not taken: a terminal passes on the first {} bytes of a line, and the rest of yours is lost. Give longer "
+                         "messages by a pipe: qlorapp chat … < FILE",
+                         kTerminalLine));
     }
-    return static_cast<bool>(std::getline(std::cin, line));
   }
 
   bool obey(const std::string& line) {
@@ -81,6 +99,7 @@ class Session {
     } else if (word == "/adapter") {
       choose(rest);
     } else {
+      if (word != "/help") print_line(stdout, message("there is no word '{}':", word));
       std::fwrite(kHelp.data(), 1, kHelp.size(), stdout);
     }
     std::fflush(stdout);
@@ -108,7 +127,8 @@ class Session {
     }
     ++options_.generate.sampling.seed;
     answer();
-    if (!options_.generate.sampling.do_sample && !messages_.empty() && messages_.back().content == before)
+    if (!options_.generate.sampling.do_sample && StopSignals::received() == 0 && !messages_.empty() &&
+        messages_.back().content == before)
       print_line(stderr, "answers are greedy, so this one is the same: begin with --temperature 0.7 for others");
   }
 
@@ -141,28 +161,40 @@ class Session {
     const std::vector<int64_t> ids(tokens.begin(), tokens.end());
     const int64_t positions = position_limit(model_.config());
     if (std::ssize(ids) >= positions) {
-      print_line(stdout, message("the conversation has {} tokens, and the model {} positions: /reset begins a new one", ids.size(),
-                                 positions));
+      const bool alone = messages_.size() == (system_.empty() ? 1U : 2U);
+      print_line(stdout,
+                 message("the {} {} tokens, and the model {} positions: {}", alone ? "message alone has" : "conversation has",
+                         ids.size(), positions, alone ? "shorten it" : "/reset begins a new one"));
       messages_.pop_back();
       return;
     }
     GenerateOptions options = options_.generate;
     options.fits_positions = true;
-    StopStrings stops = options_.stops(tools_);
-    stops.begin(0, tokens);
+    const int64_t number = answers_++;
+    stops_.begin(number, tokens);
     GrowingText shown(tools_, [&](std::string_view piece) { show(piece, terminal_); });
     StopSignals::forget();
-    options.on_token = [&](int64_t row, int64_t token) {
+    options.on_token = [&](int64_t, int64_t token) {
       shown.add(token);
-      return !stops.add(row, static_cast<TokenId>(token)) && StopSignals::received() == 0;
+      return !stops_.add(number, static_cast<TokenId>(token)) && StopSignals::received() == 0;
     };
     const auto began = std::chrono::steady_clock::now();
-    static_cast<void>(generate(model_, ids, options));
+    const std::vector<int64_t> added = generate(model_, ids, options);
     shown.finish();
     std::fputs("\n", stdout);
     std::fflush(stdout);
+    const bool stopped = StopSignals::received() != 0;
+    const bool ended =
+        stopped || stops_.ended(number) || std::ranges::find(options.eos_token_ids, added.back()) != options.eos_token_ids.end();
+    const bool full = !ended && std::ssize(ids) + std::ssize(added) >= positions;
     if (terminal_)
-      print_line(stderr, message("[{}{}]", speed_text(shown.tokens(), began), StopSignals::received() != 0 ? ", stopped" : ""));
+      print_line(stderr, message("[{}{}]", speed_text(shown.tokens(), began),
+                                 stopped         ? ", stopped"
+                                 : ended || full ? ""
+                                                 : ", cut at max_new_tokens"));
+    if (full)
+      print_line(stderr,
+                 message("the answer was cut: the model's {} positions are full. /reset begins a new conversation", positions));
     messages_.push_back({"assistant", shown.text()});
   }
 
@@ -171,6 +203,8 @@ class Session {
   FolderText& tools_;
   GenerationOptions options_;
   std::string system_;
+  StopStrings stops_;
+  int64_t answers_ = 0;
   bool terminal_;
   std::vector<Message> messages_;
 };

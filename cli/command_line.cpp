@@ -226,7 +226,8 @@ std::map<std::string, format::Json> CommandLine::read_line(const std::vector<std
       }
     } else {
       const bool alone = option.is_switch || option.may_be_alone || option.name == "resume_from_checkpoint";
-      QLORAPP_CHECK_VALUE(alone, "[{}] --{} needs a value.", name_, name);
+      QLORAPP_CHECK_VALUE(alone, "[{}] --{} needs a value.{}", name_, name,
+                          i + 1 < words.size() ? message(" One that begins with -- is written --{}=VALUE.", name) : "");
       text = "true";
     }
     before = name;

@@ -127,14 +127,16 @@ int answer_all(CausalLM& model, FolderText& tools, const std::vector<Prompt>& pr
     static_cast<void>(generate(model, ids, options));
   } catch (const Stopped&) { stopped = true; }
   print_line(stderr, message("{}{}{}", stopped ? "stopped: " : "", lines.summary(began),
-                             file ? message(": {}", file->path()) : std::string()));
+                             file && lines.written() > 0 ? message(": {}", file->path()) : std::string()));
   if (stopped) return 128 + StopSignals::received();
   for (const std::string& line : stops.unmatched()) print_line(stderr, line);
   return 0;
 }
 
 /// Refuses what the model's positions or the memory cannot hold, before a weight is loaded, and sets the size of the cache.
-void settle_memory(const AnsweringModel& model, const std::vector<Prompt>& prompts, GenerateOptions& options) {
+/// @param places  of the prompts, as "file:line".
+void settle_memory(const AnsweringModel& model, const std::vector<Prompt>& prompts, const std::vector<std::string>& places,
+                   GenerateOptions& options) {
   GenerationRows rows{.prompts = {},
                       .max_new_tokens = options.max_new_tokens,
                       .fits_positions = options.fits_positions,
@@ -147,7 +149,7 @@ void settle_memory(const AnsweringModel& model, const std::vector<Prompt>& promp
     ids.push_back(ids_of(prompt));
     rows.prompts.push_back(std::ssize(prompt.ids));
   }
-  check_generation(model.config(), ids, options);
+  check_generation(model.config(), ids, options, places);
   rows.shared = shared_tokens(model.config(), ids, options);
   const PlanSettings settings = model.plan_settings();
   const auto planned = [&] { return plan_generation(settings, rows, generation_room(memory_for(model.device()))); };
@@ -182,7 +184,7 @@ int generate(const Arguments& arguments) {
   line.option("prompt", prompt, "text to continue");
   line.option("data", data, "prompts: FILE[,FILE …], in the formats of train, or with prompts alone; -: standard input");
   row_options.add_to(line);
-  line.option("output_file", output_file, "a new file for the answers, JSON lines; unset: standard output");
+  line.option("output_file", output_file, "a new file for the answers, JSON lines; unset or -: standard output");
   line.option("adapter", adapter, "PEFT adapter folder");
   line.option("system", prompts_are.system, "system message; requires a chat template");
   line.option("raw", prompts_are.raw, "do not apply the chat template");
@@ -199,6 +201,9 @@ int generate(const Arguments& arguments) {
   line.parse(arguments);
   row_options.apply_to(prompts_are.rows);
   const bool one = line.given("prompt");
+  QLORAPP_CHECK_VALUE(!line.given("output_file") || !output_file.empty(),
+                      "[output_file] must be the name of a new file; got ''. Leave it out for standard output.");
+  if (output_file == "-") output_file.clear();
   QLORAPP_CHECK_VALUE(!one || data.empty(), "[generate] the prompts must come from --prompt or --data; got both. Leave one out.");
   if (!one && data.empty() && ::isatty(STDIN_FILENO) != 1) data = "-";
   QLORAPP_CHECK_VALUE(one || !data.empty(),
@@ -209,16 +214,21 @@ int generate(const Arguments& arguments) {
   AnsweringModel answering(model_options, options, line, {adapter});
   FolderText& tools = answering.tools();
   std::vector<Prompt> prompts;
+  std::vector<std::string> places;
   if (one) {
+    places.emplace_back("generate");
     prompts.push_back(prompt_of(prompt, prompts_are, tools));
   } else {
     for (const std::string& name : row_files_of(data == "-" ? "/dev/stdin" : data, Split::kEval)) {
-      for (Prompt& read : read_prompts(name, prompts_are, tools)) prompts.push_back(std::move(read));
+      for (Prompt& read : read_prompts(name, prompts_are, tools)) {
+        places.push_back(message("{}:{}", name, read.line));
+        prompts.push_back(std::move(read));
+      }
       remove_made(name);
     }
     tools.require_tokenizer(data);  // the answers are text
   }
-  settle_memory(answering, prompts, options.generate);
+  settle_memory(answering, prompts, places, options.generate);
   if (!output_file.empty()) files::GrowingFile::check_new(output_file);  // before weights are read
   CausalLM model = answering.load(options, !prompts_are.raw && tools.has_template());
   if (!one) return answer_all(model, tools, prompts, options.generate, options.stops(tools), output_file);

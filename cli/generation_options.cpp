@@ -38,6 +38,9 @@ void GenerationOptions::settle(const CommandLine& line) {
     if (!generate.sampling.do_sample) log_warning(message("[generate] --{} has no effect with --do_sample false", name));
   }
   generate.fits_positions = !line.given("max_new_tokens");
+  QLORAPP_CHECK_VALUE(!line.given("max_new_tokens") || generate.min_new_tokens <= generate.max_new_tokens,
+                      "[generate] --min_new_tokens ({}) must be at most --max_new_tokens ({}). Lower the one or raise the other.",
+                      generate.min_new_tokens, generate.max_new_tokens);
   QLORAPP_CHECK_VALUE(seed >= 0, "[seed] must be an integer >= 0; got {}.", seed);
   generate.sampling.seed = static_cast<uint64_t>(seed);
   generate.sampling.validate();

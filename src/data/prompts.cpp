@@ -139,7 +139,9 @@ std::vector<TokenId> ids_of_conversation(std::span<const Message> messages, Text
 Prompt prompt_of(std::string_view text, const PromptOptions& options, TextTools& tools) {
   tools.require_tokenizer("the prompt");
   const bool chat = !options.raw && tools.has_template();
-  QLORAPP_CHECK_VALUE(chat || options.system.empty(), "[generate] --system needs a model with a chat template.");
+  QLORAPP_CHECK_VALUE(chat || options.system.empty(), "[generate] --system {}.",
+                      options.raw ? "is part of the chat template, which --raw leaves out. Leave out one of them"
+                                  : "needs a model with a chat template");
   Prompt out;
   if (chat) {
     std::vector<Message> messages;

@@ -402,7 +402,8 @@ int64_t position_limit(const format::ModelConfig& config) {
   return least;
 }
 
-void check_generation(const format::ModelConfig& config, const Prompts& prompts, const GenerateOptions& options) {
+void check_generation(const format::ModelConfig& config, const Prompts& prompts, const GenerateOptions& options,
+                      const std::vector<std::string>& places) {
   QLORAPP_CHECK_VALUE(options.max_new_tokens >= 1, "[generate] max_new_tokens must be at least 1; got {}.", options.max_new_tokens);
   QLORAPP_CHECK_VALUE(options.min_new_tokens >= 0, "[generate] min_new_tokens must be at least 0; got {}.", options.min_new_tokens);
   QLORAPP_CHECK_VALUE(options.max_rows >= 1, "[generate] max_rows must be at least 1; got {}.", options.max_rows);
@@ -418,7 +419,8 @@ void check_generation(const format::ModelConfig& config, const Prompts& prompts,
     QLORAPP_CHECK_VALUE(!prompt.empty(), "[generate] the prompt must hold at least one token; got none.");
     const int64_t tokens = std::ssize(prompt), left = positions - tokens;
     QLORAPP_CHECK_VALUE(left > 0 && (options.fits_positions || options.max_new_tokens <= left),
-                        "[generate] prompts[{}] of {} tokens and max_new_tokens ({}) must fit the model's {} positions. {}.", row,
+                        "[{}] {} of {} tokens and max_new_tokens ({}) must fit the model's {} positions. {}.",
+                        places.empty() ? "generate" : places[row], places.empty() ? message("prompts[{}]", row) : "the prompt",
                         tokens, options.max_new_tokens, positions,
                         left > 0 ? message("Lower max_new_tokens to {}, or shorten the prompt", left)
                                  : message("Shorten the prompt to fewer than {} tokens", positions));

@@ -44,7 +44,7 @@ struct GenerationSize {
   QLORAPP_CHECK_VALUE(
       size.longest <= size.slots,
       "[generate] a row of {} positions, of its prompt and max_new_tokens ({}), takes {} of keys and values; {} may be used. "
-      "Shorten the prompt, lower max_new_tokens, or give the cache more.",
+      "Shorten the prompt, lower max_new_tokens, or give the cache more (cache_memory).",
       size.longest, max_new_tokens, to_string(position * size.longest), to_string(most));
   int64_t rows = 0;  // the shortest ones
   for (int64_t left = size.slots; rows < size.rows && slots[static_cast<size_t>(rows)] <= left; ++rows)

@@ -86,13 +86,15 @@ void SamplingOptions::validate() const {
   const auto share = [&](std::string_view name, double value) {
     QLORAPP_CHECK_VALUE(value >= 0 && value <= 1, "{}{} must be in [0, 1]; got {}.", kWhere, name, value);
   };
-  QLORAPP_CHECK_VALUE(std::isfinite(temperature) && temperature > 0,
-                      "{}temperature must be > 0; got {}. For the most probable token leave out do_sample.", kWhere, temperature);
+  QLORAPP_CHECK_VALUE(
+      std::isfinite(temperature) && temperature > 0,
+      "{}temperature must be a finite number > 0; got {}. For the most probable token leave out temperature and do_sample.", kWhere,
+      temperature);
   QLORAPP_CHECK_VALUE(top_k >= 0, "{}top_k must be an integer >= 0 (0: all tokens); got {}.", kWhere, top_k);
   share("top_p", top_p);
   share("min_p", min_p);
-  QLORAPP_CHECK_VALUE(std::isfinite(repetition_penalty) && repetition_penalty > 0, "{}repetition_penalty must be > 0; got {}.",
-                      kWhere, repetition_penalty);
+  QLORAPP_CHECK_VALUE(std::isfinite(repetition_penalty) && repetition_penalty > 0,
+                      "{}repetition_penalty must be a finite number > 0; got {}.", kWhere, repetition_penalty);
 }
 
 at::Tensor warped_logits(const at::Tensor& logits, const at::Tensor& seen, const at::Tensor& blocked,

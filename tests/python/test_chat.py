@@ -168,7 +168,53 @@ def test_bad_input(options, message):
 
 
 def test_a_conversation_that_the_model_cannot_hold_is_said():
-    done = chat("x " * 3000 + "\nHello!\n")
+    hello = answer_of([{"role": "user", "content": "Hello!"}])
+    done = chat("x " * 3000 + "\nHello!\n" + "x " * 240 + "\n")
     assert done.returncode == 0
-    first, second = done.stdout.splitlines()
-    assert "/reset begins a new one" in first and second == answer_of([{"role": "user", "content": "Hello!"}])
+    alone, answer, together = done.stdout.splitlines()
+    assert alone.startswith("the message alone has ") and alone.endswith(" tokens, and the model 512 positions: shorten it")
+    assert answer == hello
+    assert together.startswith("the conversation has ") and together.endswith("/reset begins a new one")
+    system = chat("x " * 3000 + "\n", "--system", "Be brief.").stdout
+    assert system.startswith("the message alone has ")
+
+
+def test_an_answer_that_the_positions_cut_is_said():
+    done = chat("x " * 249 + "\n", "--min_new_tokens", 12)
+    assert done.stdout and done.stderr.count("the answer was cut: the model's 512 positions are full") == 1
+    assert "cut" not in chat("Hello!\n").stderr
+
+
+def test_a_stop_string_that_never_matched_is_named():
+    done = chat("Hello!\nWhere is the kite?\n", "--stop_strings", "never")
+    assert "stop string 'never' never matched in 2 answers" in done.stderr
+
+
+def test_messages_may_begin_with_a_slash():
+    done = chat("//etc/hosts\n/etc/hosts\n")
+    first, told, *help_text = done.stdout.splitlines()
+    assert first == answer_of([{"role": "user", "content": "/etc/hosts"}])
+    assert told == "there is no word '/etc/hosts':" and any(line.startswith("//TEXT") for line in help_text)
+    assert "there is no word" not in chat("/help\n").stdout
+
+
+@pytest.mark.parametrize("size", [4094, 4095, 9000])
+def test_a_line_that_a_terminal_cuts_is_not_answered(size):
+    host, terminal = pty.openpty()
+    options = ("--device", "cpu")
+    command = [BUILD / "qlorapp", "chat", *map(str, PLAIN), *options]
+    process = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    os.close(terminal)
+    text = b"x " * (size // 2) + b"x" * (size % 2) + b"\n"
+    for begin in range(0, len(text), 1000):
+        os.write(host, text[begin : begin + 1000])
+        time.sleep(0.05)
+        while select.select([host], [], [], 0)[0]:  # its echo
+            os.read(host, 4096)
+    os.write(host, b"\n/quit\n")
+    out, _ = process.communicate(timeout=60)
+    os.close(host)
+    told = out.decode().splitlines()[0]
+    assert told.startswith(
+        "not taken: a terminal passes on the first 4095 bytes" if size > 4094 else "the message alone has"
+    ), told

@@ -170,7 +170,14 @@ def test_a_signal_before_the_first_answer_leaves_no_file(tmp_path):
         (("--data", "nowhere.jsonl"), None, "nowhere.jsonl"),
         ((), '{"prompt": "a"}\n{"other": "b"}\n', "/dev/stdin:2"),
         ((), '{"messages": [{"role": "assistant", "content": "b"}]}\n', "a message before the answer"),
-        ((), "Hello!\n" + "x " * 3000, "[generate] prompts[1] of "),
+        ((), "Hello!\n\n" + "x " * 3000, "[/dev/stdin:3] the prompt of "),
+        (("--prompt", "x " * 3000), None, "[generate] the prompt of "),
+        (("--prompt", "--x"), None, "One that begins with -- is written --prompt=VALUE."),
+        (("--output_file", ""), "x", "[output_file] must be the name of a new file; got ''."),
+        (("--min_new_tokens", 13), "x", "--min_new_tokens (13) must be at most --max_new_tokens (12)"),
+        (("--temperature", 0), "x", "For the most probable token leave out temperature"),
+        (("--temperature", "inf"), "x", "temperature must be a finite number > 0; got inf"),
+        (("--repetition_penalty", "inf"), "x", "repetition_penalty must be a finite number > 0; got inf"),
         ((), "x " * 3000, "must fit the model's 512 positions. Shorten the prompt to fewer than 512 tokens."),
         (
             (),
@@ -180,7 +187,7 @@ def test_a_signal_before_the_first_answer_leaves_no_file(tmp_path):
         (("--stop_strings", ""), "x", "[stop_strings] a stop string must have a character; got ''."),
         (("--max_rows", 0), "x", "max_rows"),
         (("--cache_memory", "much"), "x", "cache_memory"),
-        (("--system", "s", "--raw"), "x", "--system needs"),
+        (("--system", "s", "--raw"), "x", "--system is part of the chat template, which --raw leaves out"),
     ],
 )
 def test_bad_input(options, text, message):
@@ -437,34 +444,6 @@ def test_a_native_model_s_generate_goes_beyond_the_positions_as_transformers_doe
             for one in (ours, theirs):  # a row's length does not depend on its neighbors
                 found = qlorapp.generate(one, rows, tokenizer, max_new_tokens=18, fits_positions=True)
                 assert [len(answer.token_ids) for answer in found] == [14, 18, 1]
-
-
-def test_python_names_the_option(model, tokenizer):
-    with pytest.raises(ValueError, match="stop string must have a character"):
-        qlorapp.generate(model, "x", tokenizer, stop_strings=["a", ""])
-    with pytest.raises(ValueError, match="system needs"):
-        qlorapp.generate(model, "x", tokenizer, raw=True, system="s")
-    with pytest.raises(ValueError, match="top_p must be in"):
-        qlorapp.generate(model, "x", tokenizer, top_p=2.0)
-    for memory in (10, "10 B"):
-        with pytest.raises(ValueError, match="of keys and values"):
-            qlorapp.generate(model, "x", tokenizer, cache_memory=memory)
-    with pytest.raises(ValueError, match="min_new_tokens must be at least 0; got -1"):
-        qlorapp.generate(model, "x", tokenizer, min_new_tokens=-1)
-    for seed in (-1, 2**64):
-        with pytest.raises(ValueError, match=r"seed must be in \[0, 2\^64\)"):
-            qlorapp.generate(model, "x", tokenizer, seed=seed)
-    for name in ("max_new_tokens", "min_new_tokens", "max_rows", "seed"):
-        for value in (3.5, "3", True):
-            with pytest.raises(TypeError, match=f"{name} must be an integer"):
-                qlorapp.generate(model, "x", tokenizer, **{name: value})
-
-
-def test_python_names_the_forms_of_a_prompt(model, tokenizer):
-    message = {"role": "user", "content": "x"}
-    for prompts in (None, (text for text in "xy"), message, [None], [[3.5]], [[message, "x"]], [{"prompt": "x"}]):
-        with pytest.raises(TypeError, match="A prompt is a string, a list of messages"):
-            qlorapp.generate(model, prompts, tokenizer)
 
 
 def test_tokens_may_be_tensors_or_arrays(model, tokenizer):

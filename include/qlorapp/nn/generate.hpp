@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "qlorapp/nn/causal_lm.hpp"
@@ -43,8 +44,9 @@ struct GenerateOptions {
 /// The checks of generate(), except those of the tokens. They need no weights, so a caller can run them before it loads the model.
 /// @throws ValueError naming the option that is out of range, or the prompt that leaves no position for a new token, or fewer than max_new_tokens
 /// without fits_positions.
+/// @param places  of the prompts, for messages; empty: they are prompts[N].
 void check_generation(const format::ModelConfig& config, const std::vector<std::vector<int64_t>>& prompts,
-                      const GenerateOptions& options);
+                      const GenerateOptions& options, const std::vector<std::string>& places = {});
 
 /// Tokens of each prompt whose keys and values generate() has once with those of an earlier one, if it enters while that one is there.
 /// @param prompts, options  that check_generation() accepts.

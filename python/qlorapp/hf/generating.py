@@ -52,10 +52,10 @@ def generate(
     max_new_tokens: int | None = None,
     min_new_tokens: int = 0,
     do_sample: bool | None = None,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
+    temperature: float | None = 1.0,
+    top_k: int | None = 0,
+    top_p: float | None = 1.0,
+    min_p: float | None = 0.0,
     repetition_penalty: float = 1.0,
     seed: int = 42,
     stop_strings: str | Sequence[str] = (),
@@ -74,7 +74,7 @@ def generate(
         system: a message in front of strings and of conversations that do not begin with one.
         raw: strings are continued as they are.
         max_new_tokens: of each answer. None: 128, or fewer where the model has no more positions.
-        do_sample: None means True with temperature, top_k, top_p or min_p. Samples follow `seed` and the prompt's place in the list.
+        do_sample: None means True with temperature, top_k, top_p or min_p, of which each may be None, as in transformers. Samples follow `seed` and the prompt's place in the list.
         stop_strings: an answer ends with the token that completes one of them, as in transformers' generate(); the string stays in the
             text. One that never ends an answer is logged.
         max_rows: computed at once, at most.
@@ -86,18 +86,32 @@ def generate(
     Raises:
         ValueError: for an option out of range, a prompt that with max_new_tokens has more tokens than the model has positions, or a row that
             cache_memory does not hold.
-        TypeError: for prompts of another form, or a count that is no integer.
+        TypeError: for a model or prompts of another form, or an option of another type.
     """
+    if not hasattr(model, "generation_config"):
+        raise TypeError(f"[generate] model must be a model of transformers or PEFT that generates; got {type(model).__name__}.")
     if tokenizer is None:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model.config.name_or_path)
     most = 128 if max_new_tokens is None else max_new_tokens
-    for name, count in (("max_new_tokens", most), ("min_new_tokens", min_new_tokens), ("max_rows", max_rows), ("seed", seed)):
+    temperature, top_p = (1.0 if value is None else value for value in (temperature, top_p))
+    top_k, min_p = 0 if top_k is None else top_k, 0.0 if min_p is None else min_p
+    counts = {"max_new_tokens": most, "min_new_tokens": min_new_tokens, "max_rows": max_rows, "top_k": top_k, "seed": seed}
+    for name, count in counts.items():
         if isinstance(count, bool) or not hasattr(count, "__index__"):
             raise TypeError(f"[generate] {name} must be an integer; got {count!r}.")
+        if name != "seed" and not -(2**63) <= count < 2**63:
+            raise ValueError(f"[generate] {name} must be below 2^63; got {count}.")
     if not 0 <= seed < 2**64:
         raise ValueError(f"[generate] seed must be in [0, 2^64); got {seed}.")
+    numbers_given = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
+    for name, value in numbers_given.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"[generate] {name} must be a number; got {value!r}.")
+    texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"[generate] stop_strings must be a string or a list of them; got {stop_strings!r}.")
     rows = [_ids_of(prompt, tokenizer, system, raw) for prompt in _as_list(prompts)]
     fits = max_new_tokens is None if fits_positions is None else fits_positions
     if do_sample is None:
@@ -108,7 +122,6 @@ def generate(
     }  # fmt: skip
     options = _C.SamplingOptions(**sampling, seed=seed)
     ends = ends_of(model, tokenizer)
-    texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
     stops = _C.StopStrings(texts, lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
     for number, row in enumerate(rows):
         stops.begin(number, row)
