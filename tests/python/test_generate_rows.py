@@ -122,6 +122,7 @@ def test_an_output_file_is_new_and_has_whole_lines_in_order(tmp_path):
     assert [json.loads(line)["prompt"] for line in found.splitlines()] == text.splitlines()
     again = run("--output_file", out, text="Hello!")
     assert again.returncode == 2 and "exists already" in again.stderr and out.read_text() == found
+    assert len(lines(run("--output_file", "-", text="Hello!", cwd=tmp_path))) == 1 and not (tmp_path / "-").exists()
     missing = run("--output_file", tmp_path / "none" / "a.jsonl", text="Hello!")
     assert missing.returncode == 2 and "cannot be made: No such file or directory" in missing.stderr
     failed = run("--output_file", tmp_path / "none.jsonl", "--cache_memory", "1KB", text="Hello!")
