@@ -184,14 +184,13 @@ class Session {
     std::fputs("\n", stdout);
     std::fflush(stdout);
     const bool stopped = StopSignals::received() != 0;
-    const bool ended =
-        stopped || stops_.ended(number) || std::ranges::find(options.eos_token_ids, added.back()) != options.eos_token_ids.end();
-    const bool full = !ended && std::ssize(ids) + std::ssize(added) >= positions;
+    const bool cut = !stopped && !ended(options, stops_, number, added),
+               full = cut && std::ssize(ids) + std::ssize(added) >= positions;
     if (terminal_)
       print_line(stderr, message("[{}{}]", speed_text(shown.tokens(), began),
-                                 stopped         ? ", stopped"
-                                 : ended || full ? ""
-                                                 : ", cut at max_new_tokens"));
+                                 stopped        ? ", stopped"
+                                 : cut && !full ? ", cut at max_new_tokens"
+                                                : ""));
     if (full)
       print_line(stderr,
                  message("the answer was cut: the model's {} positions are full. /reset begins a new conversation", positions));

@@ -117,8 +117,7 @@ int answer_all(CausalLM& model, FolderText& tools, const std::vector<Prompt>& pr
     return !stops.add(row, static_cast<TokenId>(token));
   };
   options.on_end = [&](int64_t row, std::span<const int64_t> tokens) {
-    lines.add(row, tokens,
-              stops.ended(row) || std::ranges::find(options.eos_token_ids, tokens.back()) != options.eos_token_ids.end());
+    lines.add(row, tokens, ended(options, stops, row, tokens));
     if (file) bar.update(++done, std::ssize(prompts));
   };
   const auto began = std::chrono::steady_clock::now();

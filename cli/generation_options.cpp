@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "generation_options.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <span>
 
@@ -87,6 +88,10 @@ void show(std::string_view text, bool is_terminal) {
   if (is_terminal) print_text(stdout, text);
   else std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
+}
+
+bool ended(const GenerateOptions& options, const StopStrings& stops, int64_t row, std::span<const int64_t> tokens) {
+  return stops.ended(row) || std::ranges::find(options.eos_token_ids, tokens.back()) != options.eos_token_ids.end();
 }
 
 std::string speed_text(int64_t tokens, std::chrono::steady_clock::time_point began) {

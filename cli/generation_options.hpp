@@ -57,6 +57,9 @@ class GrowingText {
 /// Writes a part of an answer to stdout. A terminal would obey control characters, so it gets them escaped.
 void show(std::string_view text, bool is_terminal);
 
+/// Whether an answer ended by itself: by a stop string or a token that ends; else something cut it.
+[[nodiscard]] bool ended(const GenerateOptions& options, const StopStrings& stops, int64_t row, std::span<const int64_t> tokens);
+
 /// "340 tokens, 106.2 tokens/s".
 [[nodiscard]] std::string speed_text(int64_t tokens, std::chrono::steady_clock::time_point began);
 

@@ -21,10 +21,13 @@ namespace {
 constexpr int kMostSplits = 256;
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
+/// Of a CTA.
+__host__ __device__ constexpr int most_warps(int64_t dim) { return dim <= 128 ? 4 : 2; }
+
 /// Each warp's tiles of 16 keys and values that are on their way or being read. A CTA has 96 KiB of them.
 template <int kDim>
 struct Ring {
-  static constexpr int kWarps = kDim <= 128 ? 4 : 2, kStages = kDim <= 64 ? 6 : 3;
+  static constexpr int kWarps = most_warps(kDim), kStages = kDim <= 64 ? 6 : 3;
   static constexpr int kChunks = kDim / 8;            ///< Of 16 bytes, of a key.
   static constexpr int kTile = kKeys * kChunks * 16;  ///< Bytes of a tile's keys; its values follow and take as many.
   /// Of a warp: its ring, then its sums, for which code without a ring has memory.
@@ -219,10 +222,6 @@ __global__ void __launch_bounds__(256) join(const __grid_constant__ DecodeAttent
   static_cast<T*>(work.out)[head * dim + own] = from_float<T>(value);
 }
 
-int64_t pairs_of(const DecodeAttention& work) {
-  return work.rows * work.kv_heads * ((work.heads / work.kv_heads + kHeads - 1) / kHeads);
-}
-
 template <class T, int kDim>
 cudaError_t launch(const DecodeAttention& work, Stream stream) {
   using Shape = Ring<kDim>;
@@ -239,7 +238,8 @@ cudaError_t launch(const DecodeAttention& work, Stream stream) {
     return cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
   });
   if (!has_room) return cudaErrorLaunchOutOfResources;
-  const int64_t in_cta = Shape::kWarps / work.warps, ctas = (pairs_of(work) * work.splits + in_cta - 1) / in_cta;
+  const int64_t in_cta = Shape::kWarps / work.warps,
+                ctas = (pairs_of(work.rows, work.heads, work.kv_heads) * work.splits + in_cta - 1) / in_cta;
   const cudaError_t error = launch_early<kKernel>(dim3(static_cast<unsigned>(ctas)), 32 * Shape::kWarps, bytes, stream, work);
   if (error != cudaSuccess || work.splits == 1) return error;
   const auto threads = static_cast<unsigned>((work.head_dim + 31) / 32 * 32);
@@ -261,20 +261,21 @@ bool has_decode_attention(Float type, int64_t head_dim, int architecture) {
 }
 
 void divide_keys(DecodeAttention& work, int64_t longest, int multiprocessors) {
-  const int64_t pairs = pairs_of(work), slots = int64_t{2} * multiprocessors;  // CTAs at a time; their shared memory decides
-  const int most_warps = work.head_dim <= 128 ? 4 : 2;
+  const int64_t pairs = pairs_of(work.rows, work.heads, work.kv_heads),
+                slots = int64_t{2} * multiprocessors;  // CTAs at a time; their shared memory decides
+  const int most = most_warps(work.head_dim);
   // Times, in KiB that a CTA reads while all slots are full. Where few are, a CTA is at most so much faster; to begin and to join takes as long as to
   // read so much. All as measured on an H200.
   constexpr double kAlone = 0.45, kBeginning = 64, kJoining = 27;
   const double key = static_cast<double>(work.head_dim) * 4 / 1024, parts = static_cast<double>(work.rows * work.heads) * key * 2;
   double least = std::numeric_limits<double>::max();
-  for (int warps = most_warps; warps >= 1; warps /= 2) {
+  for (int warps = most; warps >= 1; warps /= 2) {
     const int64_t each = warps * kKeys;
     for (int64_t splits = 1; splits <= std::min<int64_t>(kMostSplits, (longest + each - 1) / each); ++splits) {
-      const int64_t ctas = (pairs * splits * warps + most_warps - 1) / most_warps, full = ctas / slots, rest = ctas % slots;
+      const int64_t ctas = (pairs * splits * warps + most - 1) / most, full = ctas / slots, rest = ctas % slots;
       const int64_t tiles = ((longest + splits - 1) / splits + each - 1) / each;  // of a warp
       const double last = rest == 0 ? 0.0 : std::max(kAlone, static_cast<double>(rest) / static_cast<double>(slots));
-      const double reading = static_cast<double>(tiles * most_warps * kKeys) * key * (static_cast<double>(full) + last);
+      const double reading = static_cast<double>(tiles * most * kKeys) * key * (static_cast<double>(full) + last);
       const double joining = splits == 1 ? 0.0 : kJoining + parts * static_cast<double>(splits) / static_cast<double>(slots);
       const double cost = reading + kBeginning * static_cast<double>(full + (rest > 0 ? 1 : 0)) + joining;
       if (cost < least) work.splits = splits, work.warps = warps, least = cost;

@@ -129,22 +129,18 @@ bool divide_product(PassPhase& phase, int m, int multiprocessors) {
 }
 
 int attention_splits(int m, int heads, int kv_heads, int multiprocessors) {
-  const int group = heads / kv_heads, pairs = m * kv_heads * ((group + kHeads - 1) / kHeads);
-  return std::max(1, multiprocessors / pairs);
+  return std::max(1, multiprocessors / static_cast<int>(pairs_of(m, heads, kv_heads)));
 }
 
 int64_t pass_partial_floats(const DecodePass& pass, int multiprocessors) {
-  const int group = pass.heads / pass.kv_heads, pairs = pass.m * pass.kv_heads * ((group + kHeads - 1) / kHeads);
-  return static_cast<int64_t>(pairs) * attention_splits(pass.m, pass.heads, pass.kv_heads, multiprocessors) * kHeads *
+  return pairs_of(pass.m, pass.heads, pass.kv_heads) * attention_splits(pass.m, pass.heads, pass.kv_heads, multiprocessors) *
+         kHeads *
          (pass.head_dim <= 64    ? 68
           : pass.head_dim <= 128 ? 132
                                  : 260);
 }
 
-int64_t pass_counters(const DecodePass& pass) {
-  const int group = pass.heads / pass.kv_heads;
-  return kCome + static_cast<int64_t>(pass.m) * pass.kv_heads * ((group + kHeads - 1) / kHeads);
-}
+int64_t pass_counters(const DecodePass& pass) { return kCome + pairs_of(pass.m, pass.heads, pass.kv_heads); }
 
 cudaError_t decode_pass(const DecodePass& pass, int multiprocessors, Stream stream) {
   cudaLaunchAttribute attribute{};

@@ -20,6 +20,11 @@ namespace {
 
 constexpr int kHeads = 8, kKeys = 16;
 
+/// Of each row the groups of up to kHeads query heads that share a key head.
+inline int64_t pairs_of(int64_t rows, int64_t heads, int64_t kv_heads) {
+  return rows * kv_heads * ((heads / kv_heads + kHeads - 1) / kHeads);
+}
+
 /// The eight heads' rows of a product; the other eight are zero, in and out.
 template <class T>
 __device__ __forceinline__ void multiply_heads(float (&sum)[2], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1) {

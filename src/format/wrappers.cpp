@@ -50,7 +50,7 @@ TextPart text_part(Json config, std::string where) {
   const auto [family, wrapper] = config.is_object() ? wrapper_of(config) : std::pair<const Family*, const Wrapper*>();
   if (wrapper == nullptr) return {nullptr, std::move(config), std::move(where)};
   const bool nested = is_set(config, "text_config");
-  Json text = nested ? config["text_config"] : config;  // Qwen's first files have the keys of the text beside the others
+  Json text = nested ? config["text_config"] : config;  // some older files have the keys of the text beside the others
   QLORAPP_CHECK_FORMAT(text.is_object(), "[{}] text_config must be a JSON object; got {}. Check the file.", where, shown(text));
   if (nested) {
     judge_keys_around_text(config, where);

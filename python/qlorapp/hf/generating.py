@@ -19,6 +19,8 @@ Message = dict[str, Any]
 
 _log = logging.getLogger("qlorapp")
 
+_UNSET = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
@@ -95,9 +97,18 @@ def generate(
 
         tokenizer = AutoTokenizer.from_pretrained(model.config.name_or_path)
     most = 128 if max_new_tokens is None else max_new_tokens
-    temperature, top_p = (1.0 if value is None else value for value in (temperature, top_p))
-    top_k, min_p = 0 if top_k is None else top_k, 0.0 if min_p is None else min_p
-    counts = {"max_new_tokens": most, "min_new_tokens": min_new_tokens, "max_rows": max_rows, "top_k": top_k, "seed": seed}
+    warpers: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    warpers = {name: _UNSET[name] if value is None else value for name, value in warpers.items()}
+    sampling: dict[str, Any] = {"do_sample": do_sample, **warpers, "repetition_penalty": repetition_penalty}
+    if do_sample is None:
+        sampling["do_sample"] = warpers != _UNSET
+    counts = {
+        "max_new_tokens": most,
+        "min_new_tokens": min_new_tokens,
+        "max_rows": max_rows,
+        "top_k": warpers["top_k"],
+        "seed": seed,
+    }
     for name, count in counts.items():
         if isinstance(count, bool) or not hasattr(count, "__index__"):
             raise TypeError(f"[generate] {name} must be an integer; got {count!r}.")
@@ -105,21 +116,14 @@ def generate(
             raise ValueError(f"[generate] {name} must be below 2^63; got {count}.")
     if not 0 <= seed < 2**64:
         raise ValueError(f"[generate] seed must be in [0, 2^64); got {seed}.")
-    numbers_given = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
-    for name, value in numbers_given.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"[generate] {name} must be a number; got {value!r}.")
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+        if isinstance(sampling[name], bool) or not isinstance(sampling[name], numbers.Real):
+            raise TypeError(f"[generate] {name} must be a number; got {sampling[name]!r}.")
     texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(f"[generate] stop_strings must be a string or a list of them; got {stop_strings!r}.")
     rows = [_ids_of(prompt, tokenizer, system, raw) for prompt in _as_list(prompts)]
     fits = max_new_tokens is None if fits_positions is None else fits_positions
-    if do_sample is None:
-        do_sample = (temperature, top_k, top_p, min_p) != (1.0, 0, 1.0, 0.0)
-    sampling: dict[str, Any] = {
-        "do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-    }  # fmt: skip
     options = _C.SamplingOptions(**sampling, seed=seed)
     ends = ends_of(model, tokenizer)
     stops = _C.StopStrings(texts, lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
@@ -216,9 +220,8 @@ class _Stops:
 
 def _through_transformers(model: Any, row: list[int], ends: list[int], stops: _Stops, given: dict[str, Any]) -> list[int]:
     ids = torch.tensor([row], device=model.device)
-    sampling = ("temperature", "top_k", "top_p", "min_p")
     if not given["do_sample"]:
-        given = {**given, **dict.fromkeys(sampling)}
+        given = {**given, **dict.fromkeys(_UNSET)}
     out = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
